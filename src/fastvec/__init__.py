@@ -1,0 +1,32 @@
+"""fastvec: drop-in, optimized vectorized environments for reinforcement learning.
+
+``from fastvec import SharedMemVecEnv`` is a Stable-Baselines3 ``VecEnv``. Importing this package
+loads no framework: each public name is looked up when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastvec import errors
+    from fastvec.sb3 import SharedMemVecEnv
+
+__version__ = "0.1.0.dev0"
+
+__all__ = ["SharedMemVecEnv", "__version__", "errors"]
+
+_HOMES = {"SharedMemVecEnv": "fastvec.sb3"}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("fastvec.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fastvec' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""The engine: arrays and processes. It knows no learning framework and imports none."""

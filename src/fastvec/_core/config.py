@@ -1,0 +1,251 @@
+"""The options of an engine: every one is validated here, once, and nowhere else.
+
+:meth:`EngineConfig.resolve` turns what a user wrote into a frozen value that names the number of
+workers, the start method and each worker's CPUs. It looks at the machine but changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from fastvec._core.topology import plan_affinity, read_topology
+from fastvec.errors import ConfigError
+
+__all__ = ["CpuAffinity", "EngineConfig", "WorkerEnv"]
+
+CpuAffinity: TypeAlias = "Literal['auto'] | Sequence[int] | Sequence[Collection[int]] | None"
+WorkerEnv: TypeAlias = "Mapping[str, str] | Callable[[int], Mapping[str, str]] | None"
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """A validated set of options.
+
+    Attributes:
+        num_envs: How many environments there are.
+        num_workers: How many worker processes; 0 runs the environments in this process.
+        start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"``.
+        cpus: One set of CPU indices a worker, or None to leave placement to the system.
+        learner_cpus: The CPUs to bind this process to, or None to leave it as it is.
+        threads_per_worker: Cap on BLAS, OpenMP and torch threads in a worker; None for no cap.
+        start_timeout: Seconds for all workers to build their environments.
+        reset_timeout: Seconds for a reset of all environments; None waits as long as the workers live.
+        step_timeout: The same for a step.
+        close_timeout: Seconds that workers have to close their environments before they are ended.
+        worker_env: Environment variables of each worker.
+        preload: Modules that a fork server imports once for all its workers, besides those found by itself.
+        worker_spin_us: Microseconds that a worker looks for its next command before it sleeps.
+        parent_spin_us: Microseconds that the parent looks for a reply before it sleeps.
+        unsafe_casts: Whether observations may lose their fraction or wrap around on their way into an integer space.
+    """
+
+    num_envs: int
+    num_workers: int
+    start_method: str
+    cpus: tuple[frozenset[int], ...] | None = None
+    learner_cpus: frozenset[int] | None = None
+    threads_per_worker: int | None = 1
+    start_timeout: float | None = 300.0
+    reset_timeout: float | None = None
+    step_timeout: float | None = None
+    close_timeout: float = 5.0
+    worker_env: tuple[Mapping[str, str], ...] = field(default=(), repr=False)
+    worker_env_is_shared: bool = True
+    preload: tuple[str, ...] = ()
+    unsafe_casts: bool = False
+    worker_spin_us: int = 0
+    parent_spin_us: int = 0
+
+    @classmethod
+    def resolve(
+        cls,
+        num_envs: int,
+        *,
+        in_series: int | None = None,
+        num_workers: int | None = None,
+        start_method: str | None = None,
+        context: str | None = None,
+        cpu_affinity: CpuAffinity = None,
+        pin_learner: bool = False,
+        threads_per_worker: int | None = 1,
+        start_timeout: float | None = 300.0,
+        reset_timeout: float | None = None,
+        step_timeout: float | None = None,
+        close_timeout: float = 5.0,
+        worker_env: WorkerEnv = None,
+        preload: Sequence[str] = (),
+        unsafe_casts: bool = False,
+    ) -> EngineConfig:
+        """Check a user's options against each other and against the machine.
+
+        Raises:
+            ConfigError: An option is wrong; the message says what was expected and what was given.
+        """
+        if num_envs < 1:
+            raise ConfigError("env_fns is empty: expected at least one environment factory")
+        workers = _resolve_workers(num_envs, in_series, num_workers)
+        if threads_per_worker is not None:
+            _check_count("threads_per_worker", threads_per_worker, least=1)
+        for name, seconds in (
+            ("start_timeout", start_timeout),
+            ("reset_timeout", reset_timeout),
+            ("step_timeout", step_timeout),
+        ):
+            _check_seconds(name, seconds)
+        if close_timeout is None:
+            raise ConfigError("close_timeout must be a number of seconds, got None: closing always ends")
+        _check_seconds("close_timeout", close_timeout)
+        if isinstance(preload, str):
+            raise ConfigError(f"preload must be a sequence of module names, got the string {preload!r}")
+        cpus, learner_cpus = _resolve_cpus(workers, cpu_affinity, pin_learner, threads_per_worker or 1)
+        return cls(
+            num_envs=num_envs,
+            num_workers=workers,
+            start_method=_resolve_start_method(start_method, context, workers),
+            cpus=cpus,
+            learner_cpus=learner_cpus,
+            threads_per_worker=threads_per_worker,
+            start_timeout=start_timeout,
+            reset_timeout=reset_timeout,
+            step_timeout=step_timeout,
+            close_timeout=close_timeout,
+            worker_env=_resolve_worker_env(worker_env, workers),
+            worker_env_is_shared=not callable(worker_env),
+            preload=tuple(preload),
+            unsafe_casts=unsafe_casts,
+        )
+
+    def slices(self) -> list[range]:
+        """The environments of each worker: contiguous ranges whose sizes differ by at most 1."""
+        base, extra = divmod(self.num_envs, self.num_workers)
+        bounds = [worker * base + min(worker, extra) for worker in range(self.num_workers + 1)]
+        return [range(low, high) for low, high in zip(bounds, bounds[1:], strict=False)]
+
+
+def _check_count(name: str, value: Any, *, least: int) -> None:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ConfigError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}")
+    if value < least:
+        raise ConfigError(f"{name} must be at least {least}, got {value}")
+
+
+def _check_seconds(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ConfigError(f"{name} must be a positive number of seconds or None, got {value!r}")
+
+
+def _resolve_workers(num_envs: int, in_series: int | None, num_workers: int | None) -> int:
+    if num_workers is not None:
+        _check_count("num_workers", num_workers, least=0)
+    if in_series is None:
+        if num_workers is None:
+            num_workers = read_topology().usable
+        return min(int(num_workers), num_envs)
+    _check_count("in_series", in_series, least=1)
+    needed = math.ceil(num_envs / in_series)
+    if num_workers is not None and num_workers != needed:
+        raise ConfigError(
+            f"in_series={in_series} puts {num_envs} environments on {needed} workers, but num_workers={num_workers} "
+            "was given too: leave one of the two out"
+        )
+    return needed
+
+
+def _resolve_start_method(start_method: str | None, context: str | None, num_workers: int) -> str:
+    if start_method is not None and context is not None and start_method != context:
+        raise ConfigError(
+            f"start_method={start_method!r} and context={context!r} are two names of one option: give one of them"
+        )
+    method = start_method or context
+    available = multiprocessing.get_all_start_methods()
+    if method is None:
+        # Never the interpreter's own default, which changed under users in 3.14, and never fork unasked.
+        method = "forkserver" if "forkserver" in available else "spawn"
+    if method not in available:
+        raise ConfigError(f"cannot find context for {method!r}: expected one of {', '.join(map(repr, available))}")
+    if method == "fork" and num_workers:
+        _check_fork()
+    return method
+
+
+def _check_fork() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise ConfigError(
+            "start_method='fork' cannot be used here: CUDA is initialised in this process and does not survive a "
+            "fork. Use start_method='forkserver', or build the environments before touching the GPU"
+        )
+    others = [t.name for t in threading.enumerate() if t is not threading.current_thread()]
+    if others:
+        warnings.warn(
+            f"start_method='fork' while {len(others)} other Python threads are running ({', '.join(others[:3])}): "
+            "a lock that one of them holds stays locked for ever in the workers. start_method='forkserver' avoids it",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+def _resolve_worker_env(worker_env: WorkerEnv, num_workers: int) -> tuple[Mapping[str, str], ...]:
+    maps = [worker_env(w) if callable(worker_env) else (worker_env or {}) for w in range(num_workers)]
+    for worker, variables in enumerate(maps):
+        if not isinstance(variables, Mapping) or not all(
+            isinstance(k, str) and isinstance(v, str) for k, v in variables.items()
+        ):
+            raise ConfigError(
+                f"worker_env must give a mapping of strings to strings, got {variables!r} for worker {worker}"
+            )
+    return tuple(dict(variables) for variables in maps)
+
+
+def _resolve_cpus(
+    num_workers: int, cpu_affinity: CpuAffinity, pin_learner: bool, cpus_per_worker: int
+) -> tuple[tuple[frozenset[int], ...] | None, frozenset[int] | None]:
+    if cpu_affinity is None or num_workers == 0:
+        if pin_learner and num_workers:
+            raise ConfigError("pin_learner=True needs cpu_affinity: without it the workers may run on every CPU")
+        return None, None
+    topology = read_topology()
+    allowed = frozenset(cpu.index for cpu in topology.cpus)
+    if isinstance(cpu_affinity, str):
+        if cpu_affinity != "auto":
+            raise ConfigError(f"cpu_affinity must be 'auto', a list of CPUs or a list of sets, got {cpu_affinity!r}")
+        # Containers that share a host by quota see the same CPUs: begin at a different one in each process.
+        first = os.getpid() if topology.usable < len(allowed) else 0
+        plan = plan_affinity(topology, num_workers, cpus_per_worker=cpus_per_worker, first=first)
+    else:
+        plan = _explicit_plan(cpu_affinity, num_workers, allowed)
+    rest = allowed - frozenset().union(*plan)
+    return tuple(plan), (rest or allowed) if pin_learner else None
+
+
+def _explicit_plan(cpu_affinity: Any, num_workers: int, allowed: frozenset[int]) -> list[frozenset[int]]:
+    entries = list(cpu_affinity)
+    if not entries:
+        raise ConfigError("cpu_affinity is empty: expected CPUs, or None to leave placement to the system")
+    if all(hasattr(entry, "__index__") and not isinstance(entry, bool) for entry in entries):
+        plan = [frozenset([int(entries[worker % len(entries)])]) for worker in range(num_workers)]
+    elif all(isinstance(entry, Collection) and not isinstance(entry, str) for entry in entries):
+        if len(entries) != num_workers:
+            raise ConfigError(
+                f"cpu_affinity must hold one set of CPUs a worker: expected {num_workers} sets, got {len(entries)}"
+            )
+        plan = [frozenset(int(cpu) for cpu in entry) for entry in entries]
+    else:
+        raise ConfigError(f"cpu_affinity must be 'auto', a list of CPUs or a list of sets, got {cpu_affinity!r}")
+    for worker, cpus in enumerate(plan):
+        if not cpus or not cpus <= allowed:
+            raise ConfigError(
+                f"cpu_affinity gives worker {worker} the CPUs {sorted(cpus)}, but this process may use "
+                f"{sorted(allowed)}"
+            )
+    return plan

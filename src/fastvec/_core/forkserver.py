@@ -1,0 +1,243 @@
+"""A process that imports what workers need once, and forks them.
+
+Its forks share the pages of all those modules, so a worker costs a few megabytes however big the
+libraries are. It has one thread and runs no code of environments, which makes forking it safe. A
+server belongs to the engines that asked for the same modules and variables, and ends with the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import pickle
+import signal
+import socket
+import threading
+import traceback
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fastvec._core.channel import Channel, Gone, wait_for
+from fastvec._core.launch import (
+    SpawnedProcess,
+    WorkerProcess,
+    import_path,
+    open_pidfd,
+    spawn_process,
+    wait_for_exit,
+)
+from fastvec._core.lineage import close_in_children
+from fastvec.errors import WorkerDiedError
+
+__all__ = ["ForkServer", "ServerKey", "serve"]
+
+
+class ServerKey(NamedTuple):
+    """What two engines must agree on to share a server."""
+
+    preload: tuple[str, ...]
+    environ: tuple[tuple[str, str], ...]
+    path: tuple[str, ...]
+    cwd: str
+
+    @classmethod
+    def of(cls, preload: tuple[str, ...], environ: Mapping[str, str]) -> ServerKey:
+        """The key for some modules and variables in this program as it is now."""
+        return cls(preload, tuple(sorted(environ.items())), tuple(import_path()), os.getcwd())
+
+
+class ServedProcess:
+    """A worker that a server has forked."""
+
+    def __init__(self, server: ForkServer, pid: int, sentinel: int | None) -> None:
+        self._server = server
+        self.pid = pid
+        self.sentinel = sentinel
+
+    def poll(self) -> int | None:
+        """See :class:`~fastvec._core.launch.WorkerProcess`."""
+        return self._server.exit_code(self.pid)
+
+    def kill(self, signal_number: int) -> None:
+        """See :class:`~fastvec._core.launch.WorkerProcess`."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                if self.sentinel is not None:
+                    signal.pidfd_send_signal(self.sentinel, signal_number)
+                else:
+                    os.kill(self.pid, signal_number)
+
+    def release(self) -> None:
+        """See :class:`~fastvec._core.launch.WorkerProcess`."""
+        if self.sentinel is not None:
+            os.close(self.sentinel)
+            self.sentinel = None
+
+
+class ForkServer:
+    """The program's side of a server. Made by :meth:`acquire`, given back by :meth:`release`."""
+
+    _running: dict[ServerKey, ForkServer] = {}
+    _lock = threading.Lock()
+
+    def __init__(self, key: ServerKey) -> None:
+        self._key = key
+        self._users = 0
+        self._codes: dict[int, int] = {}
+        self._conversation = threading.Lock()
+        self._process: SpawnedProcess
+        self._process, self._channel = spawn_process("fastvec._core.forkserver:serve", dict(key.environ))
+        self._channel.send(pickle.dumps((key.preload, key.cwd)))
+        close_in_children(self)
+
+    @classmethod
+    def acquire(cls, key: ServerKey) -> ForkServer:
+        """The running server for a key, or a new one."""
+        with cls._lock:
+            server = cls._running.get(key)
+            if server is None or server._process.poll() is not None:
+                server = cls._running[key] = cls(key)
+            server._users += 1
+            return server
+
+    def release(self) -> None:
+        """Say that one user less needs the server; without any, it is ended."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            if self._running.get(self._key) is self:
+                del self._running[self._key]
+        self._channel.close()
+        if wait_for_exit([self._process], 1.0):
+            self._process.kill(signal.SIGKILL)
+            wait_for_exit([self._process], 1.0)
+        self._process.release()
+
+    def close(self) -> None:
+        """In a forked child: forget the server, which is its parent's."""
+        self._running.clear()
+        self._channel.close()
+
+    def fork(self, deadline: float | None) -> tuple[WorkerProcess, Channel]:
+        """Have a worker forked.
+
+        Raises:
+            WorkerDiedError: The server is gone.
+            TimeoutError: It did not answer in time.
+        """
+        ours, theirs = Channel.pair()
+        close_in_children(ours)
+        try:
+            with self._conversation:
+                self._channel.send(b"", fds=(theirs.fileno(),), sentinel=self._process.sentinel)
+                pid = self._forked_pid(deadline)
+                fds = self._channel.take_fds()
+        except Gone:
+            ours.close()
+            raise WorkerDiedError(
+                f"the fork server (pid {self._process.pid}) has died with exit code {self._process.poll()} while it "
+                f"imported {', '.join(self._key.preload)}: see its output above",
+                pid=self._process.pid,
+                exitcode=self._process.poll(),
+            ) from None
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ServedProcess(self, pid, fds[0] if fds else None), ours
+
+    def _forked_pid(self, deadline: float | None) -> int:
+        while True:
+            message = self._channel.receive(deadline=deadline, sentinel=self._process.sentinel)
+            kind, pid, code = pickle.loads(message)
+            if kind == "forked":
+                return int(pid)
+            self._codes[pid] = code
+
+    def exit_code(self, pid: int) -> int | None:
+        """The exit code of a worker, None while it runs; 255 where the server took the answer with it."""
+        with self._conversation, contextlib.suppress(Gone):
+            while self._channel.poll():
+                _, ended, code = pickle.loads(self._channel.receive())
+                self._codes[ended] = code
+        if pid not in self._codes and self._process.poll() is not None and not _runs(pid):
+            self._codes[pid] = 255
+        return self._codes.get(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def serve(sock: socket.socket) -> None:
+    """Run a server in this process, until the program closes its end."""
+    from fastvec._core.worker import start_signals
+
+    start_signals()
+    channel = Channel(sock)
+    preload, cwd = pickle.loads(channel.receive())
+    os.chdir(cwd)
+    for module in preload:
+        try:
+            importlib.import_module(module)
+        except Exception:
+            # The worker that needs it will raise where its user can see it; it may also not need it at all.
+            if os.environ.get("FASTVEC_DEBUG"):
+                traceback.print_exc()
+    gc.collect()
+    gc.freeze()
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_read, False)
+    os.set_blocking(wake_write, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    with contextlib.suppress(Gone):
+        ended = False
+        while not ended:
+            # First what has been read already, perhaps together with an earlier message: no descriptor tells of it.
+            while channel.poll():
+                channel.receive()
+                _fork_worker(channel, channel.take_fds()[0], (wake_read, wake_write))
+            if wake_read in wait_for([channel.fileno(), wake_read], None):
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake_read, 4096)
+                _report_ended(channel)
+            ended = channel.at_end()
+
+
+def _fork_worker(channel: Channel, worker_fd: int, server_only: tuple[int, ...]) -> None:
+    from fastvec._core.worker import run_worker
+
+    worker_socket = socket.socket(fileno=worker_fd)
+    pid = os.fork()
+    if pid == 0:
+        signal.set_wakeup_fd(-1)
+        channel.close()
+        for fd in server_only:
+            os.close(fd)
+        run_worker(worker_socket)  # does not return
+    worker_socket.close()
+    pidfd = open_pidfd(pid)
+    channel.send(pickle.dumps(("forked", pid, 0)), fds=() if pidfd is None else (pidfd,))
+    if pidfd is not None:
+        os.close(pidfd)
+
+
+def _report_ended(channel: Channel) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        channel.send(pickle.dumps(("ended", pid, os.waitstatus_to_exitcode(status))))
+

@@ -1,0 +1,303 @@
+"""Infos without pickles: numbers that come back under the same keys become columns.
+
+An :class:`InfoSchema` says how the numeric part of one kind of info dict lies in a row of
+eight-byte cells. The writer, beside the environments, learns a schema from the first info of each
+kind and announces it once; from then on an info costs one ``struct.pack_into``. Whatever is no
+number of a known type (strings, ``episode``, ``None``) stays behind as a *rest*, which travels as
+a pickle. Keys, their order, values and types come back as they went.
+
+In the shared block, ``info_codes[env]`` is 0 for ``{}``, the number of the schema for a row of
+cells, or WHOLE where the rest is all there is.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastvec.errors import InfoError
+
+__all__ = ["Freeze", "InfoReader", "InfoSchema", "InfoWriter", "Rest"]
+
+EMPTY = 0
+WHOLE = -1
+
+#: Kinds of info dicts to learn for one worker; keys that change at every step must not fill the memory.
+MAX_SCHEMAS = 64
+
+# One cell a scalar. Fractions go as a double, which holds every narrower one exactly.
+_CELL_FORMATS: dict[type, str] = {float: "d", int: "q", bool: "?7x", np.bool_: "?7x", np.uint64: "Q", np.ulonglong: "Q"}
+_CELL_FORMATS |= {t: "d" for t in (np.float16, np.float32, np.float64)}
+_CELL_FORMATS |= {t: "q" for t in (np.int8, np.int16, np.int32, np.int64, np.longlong, np.uint8, np.uint16, np.uint32)}
+
+#: Takes a copy of an object that the environment can no longer change.
+Freeze = Callable[[Any], Any]
+
+
+class Rest(NamedTuple):
+    """What the cells do not hold of one info.
+
+    Attributes:
+        items: The remaining keys and values.
+        order: All keys in their order, or None where the remaining ones simply follow the columns.
+    """
+
+    items: dict[Any, Any]
+    order: tuple[Any, ...] | None
+
+
+class Column(NamedTuple):
+    """One key of a schema: a scalar (``shape is None``) of a type, or an array of a dtype."""
+
+    key: Any
+    kind: Any
+    shape: tuple[int, ...] | None
+    cell: int
+
+
+class InfoSchema:
+    """How the numeric part of one kind of info dict lies in a row of cells.
+
+    Args:
+        number: What ``info_codes`` holds for it, from 1.
+        signature: Key, type (or dtype) and shape of each column, in the order of the dict.
+    """
+
+    def __init__(self, number: int, signature: tuple[tuple[Any, Any, tuple[int, ...] | None], ...]) -> None:
+        self.number = number
+        self.signature = signature
+        self.keys = tuple(key for key, _, _ in signature)
+        self.types = tuple(kind if shape is None else np.ndarray for _, kind, shape in signature)
+        columns = []
+        cell = 0
+        for key, kind, shape in signature:
+            columns.append(Column(key, kind, shape, cell))
+            cell += _cells(kind, shape)
+        self.columns = tuple(columns)
+        self.cells = cell
+        self.arrays = tuple(c for c in columns if c.shape is not None)
+        self.struct = struct.Struct(
+            "="
+            + "".join(
+                _CELL_FORMATS[c.kind] if c.shape is None else f"{8 * _cells(c.kind, c.shape)}x" for c in columns
+            )
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InfoSchema, (self.number, self.signature)
+
+    def fits(self, info: dict[Any, Any]) -> bool:
+        """Whether the arrays of an info with this schema's keys and types have its shapes and dtypes."""
+        return all(info[c.key].shape == c.shape and info[c.key].dtype == c.kind for c in self.arrays)
+
+    def scalars(self, info: dict[Any, Any]) -> list[Any]:
+        """The values that are no arrays, in order."""
+        return [info[c.key] for c in self.columns if c.shape is None]
+
+    def decode(self, cells: NDArray[np.float64]) -> list[dict[Any, Any]]:
+        """Rebuild the dicts of some rows of cells ``(k, INFO_CELLS) float64``; nothing in them aliases the cells."""
+        if not self.columns:
+            return [{} for _ in range(len(cells))]
+        values = [_decode_column(cells, column) for column in self.columns]
+        keys = self.keys
+        return [dict(zip(keys, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def _cells(kind: Any, shape: tuple[int, ...] | None) -> int:
+    if shape is None:
+        return 1
+    return -(-int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize // 8)
+
+
+def _decode_column(cells: NDArray[np.float64], column: Column) -> list[Any]:
+    kind = column.kind
+    if column.shape is not None:
+        width = _cells(kind, column.shape)
+        rows = np.ascontiguousarray(cells[:, column.cell : column.cell + width]).view(np.uint8)
+        nbytes = int(np.prod(column.shape, dtype=np.int64)) * kind.itemsize
+        flat = np.ascontiguousarray(rows[:, :nbytes]).view(kind)
+        return [row.reshape(column.shape).copy() for row in flat]
+    raw = cells[:, column.cell]
+    if kind is float:
+        return raw.tolist()
+    if kind is np.float64:
+        return list(raw)
+    if kind is bool or kind is np.bool_:
+        truth = raw.view(np.int64) != 0
+        return truth.tolist() if kind is bool else list(truth)
+    if kind is int:
+        return raw.view(np.int64).tolist()
+    if issubclass(kind, np.floating):
+        return list(raw.astype(kind))
+    return list(raw.view(np.uint64 if _CELL_FORMATS[kind] == "Q" else np.int64).astype(kind))
+
+
+class InfoWriter:
+    """Writes the infos of a slice of environments into their rows.
+
+    Args:
+        codes: ``(k,) int32``, the slice's part of ``info_codes``.
+        cells: ``(k, INFO_CELLS) float64``, the slice's part of ``info_cells``.
+        freeze: Copies what stays behind, before the environment can change it.
+    """
+
+    def __init__(self, codes: NDArray[np.int32], cells: NDArray[np.float64], freeze: Freeze) -> None:
+        self._codes = memoryview(codes)
+        self._cells = cells
+        self._bytes = memoryview(cells).cast("B")
+        self._row_bytes = cells.shape[1] * 8
+        self._freeze = freeze
+        self._last: list[InfoSchema | None] = [None] * len(codes)
+        self._known: dict[Any, InfoSchema] = {}
+        self._new: list[InfoSchema] = []
+
+    def take_new(self) -> list[InfoSchema]:
+        """The schemas learned since the last call, to be announced to the reader before their rows are read."""
+        new, self._new = self._new, []
+        return new
+
+    def write(self, row: int, info: dict[Any, Any]) -> Any:
+        """Store one info.
+
+        Returns:
+            The frozen :class:`Rest`, or None where the row holds all of it.
+
+        Raises:
+            InfoError: The info is no dict, or a value in it cannot be copied.
+        """
+        if not info and isinstance(info, dict):
+            self._codes[row] = EMPTY
+            return None
+        schema = self._last[row]
+        if (
+            schema is not None
+            and schema.keys == tuple(info)
+            and schema.types == tuple(map(type, info.values()))
+            and schema.fits(info)
+            and self._pack(row, schema, info.values() if not schema.arrays else schema.scalars(info), info)
+        ):
+            return None
+        return self._write_slowly(row, info)
+
+    def _write_slowly(self, row: int, info: dict[Any, Any]) -> Any:
+        if not isinstance(info, dict):
+            raise InfoError(f"an info must be a dict, got {info!r} of type {type(info).__name__}")
+        schema = self._schema_for(info)
+        if schema is None or not self._pack(row, schema, schema.scalars(info), info):
+            return self._write_whole(row, info)
+        self._last[row] = schema
+        if len(schema.keys) == len(info):
+            return None
+        columns = set(schema.keys)
+        rest = {key: value for key, value in info.items() if key not in columns}
+        order = tuple(info)
+        return self._frozen(Rest(rest, None if order == (*schema.keys, *rest) else order))
+
+    def _pack(self, row: int, schema: InfoSchema, scalars: Iterable[Any], info: dict[Any, Any]) -> bool:
+        start = row * self._row_bytes
+        try:
+            schema.struct.pack_into(self._bytes, start, *scalars)
+        except struct.error:  # an int beyond 64 bits
+            return False
+        for column in schema.arrays:
+            data = info[column.key].tobytes()
+            at = start + 8 * column.cell
+            self._bytes[at : at + len(data)] = data
+        self._codes[row] = schema.number
+        return True
+
+    def _write_whole(self, row: int, info: dict[Any, Any]) -> Any:
+        self._codes[row] = WHOLE
+        return self._frozen(Rest(dict(info), None))
+
+    def _schema_for(self, info: dict[Any, Any]) -> InfoSchema | None:
+        budget = self._row_bytes // 8
+        signature: list[tuple[Any, Any, tuple[int, ...] | None]] = []
+        for key, value in info.items():
+            kind: Any = type(value)
+            shape = None
+            if kind is np.ndarray:
+                # Byte order and alignment are part of the dtype, flags are not: an info's array comes back C-ordered.
+                if value.dtype.kind not in "?biufc" or value.size == 0:
+                    continue
+                kind, shape = value.dtype, value.shape
+            elif kind not in _CELL_FORMATS:
+                continue
+            cells = _cells(kind, shape)
+            if cells <= budget:
+                budget -= cells
+                signature.append((key, kind, shape))
+        if not signature:
+            return None
+        known = self._known.get(tuple(signature))
+        if known is None and len(self._known) < MAX_SCHEMAS:
+            known = InfoSchema(len(self._known) + 1, tuple(signature))
+            self._known[known.signature] = known
+            self._new.append(known)
+        return known
+
+    def _frozen(self, rest: Rest) -> Any:
+        try:
+            return self._freeze(rest)
+        except Exception as error:
+            for key, value in rest.items.items():
+                try:
+                    self._freeze(value)
+                except Exception:
+                    raise InfoError(
+                        f"info[{key!r}] cannot be sent to the parent process: a {type(value).__name__} "
+                        f"cannot be pickled ({error})"
+                    ) from error
+            raise
+
+
+class InfoReader:
+    """Rebuilds the infos of a slice of environments from their rows.
+
+    Args:
+        codes: ``(k,) int32``, the slice's part of ``info_codes``.
+        cells: ``(k, INFO_CELLS) float64``, the slice's part of ``info_cells``.
+        thaw: Undoes the writer's ``freeze``.
+    """
+
+    def __init__(self, codes: NDArray[np.int32], cells: NDArray[np.float64], thaw: Callable[[Any], Any]) -> None:
+        self._codes = codes
+        self._cells = cells
+        self._thaw = thaw
+        self._schemas: dict[int, InfoSchema] = {}
+
+    def learn(self, schemas: Sequence[InfoSchema]) -> None:
+        """Take note of schemas that the writer announced."""
+        self._schemas.update((schema.number, schema) for schema in schemas)
+
+    def read(self, rests: dict[int, Any]) -> list[dict[Any, Any]]:
+        """All infos of the slice, fresh.
+
+        Args:
+            rests: Frozen rests by row.
+        """
+        codes = self._codes.tolist()
+        first = codes[0]
+        if first >= 0 and codes.count(first) == len(codes):
+            infos = self._decode(first, self._cells)
+        else:
+            infos = [{} for _ in codes]
+            for code in {code for code in codes if code > 0}:
+                rows = [row for row, other in enumerate(codes) if other == code]
+                for row, info in zip(rows, self._decode(code, self._cells[rows]), strict=True):
+                    infos[row] = info
+        for row, frozen in rests.items():
+            rest = self._thaw(frozen)
+            infos[row].update(rest.items)
+            if rest.order is not None:
+                infos[row] = {key: infos[row][key] for key in rest.order}
+        return infos
+
+    def _decode(self, code: int, cells: NDArray[np.float64]) -> list[dict[Any, Any]]:
+        if code == EMPTY:
+            return [{} for _ in range(len(cells))]
+        return self._schemas[code].decode(cells)

@@ -1,0 +1,156 @@
+"""What lies where in the shared block.
+
+One block holds everything that a step moves. Regions follow each other, each aligned to 64 bytes,
+each an array whose first axis is the worker or the environment::
+
+    bells        (workers, 2, 128) uint8    two unnamed semaphores a worker, each on cache lines of its own
+    commands     (workers, 8) int64         written by the parent:  sequence number, opcode, dtype of the actions
+    replies      (workers, 8) int64         written by the worker:  sequence number, status, bytes in the mailbox
+    mailbox      (workers, M) uint8         pickled news of a step, where it fits
+    rewards      (envs,) float64
+    flags        (envs,) uint8              bits of StepFlag
+    info_codes   (envs,) int32              which InfoSchema a row of info_cells was written with; 0 is {}
+    info_cells   (envs, C) float64          eight-byte cells, read by the schema
+    actions      (envs * A,) uint8          a C-contiguous (envs, *shape) array of the batch's own dtype
+    obs[k]       (envs, *shape) dtype       one for each leaf of the observation
+    final[k]     (envs, *shape) dtype       last observation of an episode, valid in the step that ended it
+
+A worker writes only the rows of its environments and its own reply, the parent only commands and
+actions; :mod:`fastvec._core.sync` says when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastvec._core.structure import ArraySpec, EnvDescription, Leaf, leaves
+
+__all__ = ["ACTION_DTYPES", "BatchLayout", "BatchViews", "StepFlag"]
+
+ALIGNMENT = 64
+BELL_BYTES = 128
+INFO_CELLS = 128
+MAILBOX_BYTES = 1 << 16
+
+#: Dtypes in which a batch of actions may travel; its index in this tuple goes with the command.
+ACTION_DTYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(char) for char in "?bBhHiIqQefd")
+_ACTION_ITEMSIZE = 8
+
+
+class StepFlag(IntFlag):
+    """What a step said about the episode of an environment."""
+
+    TERMINATED = 1
+    TRUNCATED = 2
+    #: ``truncated`` was a ``numpy.bool_``: some faces hand it on as it came.
+    TRUNCATED_IS_NUMPY = 4
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """Names, shapes and offsets of every region; a pure function of what the environments declare.
+
+    Attributes:
+        num_envs: How many environments there are.
+        num_workers: How many workers; 0 for environments in this process.
+        observations: One spec a leaf, None for leaves that travel as pickles.
+        action: Spec of one action, None where actions travel as pickles.
+    """
+
+    num_envs: int
+    num_workers: int
+    observations: tuple[ArraySpec | None, ...]
+    action: ArraySpec | None
+
+    @classmethod
+    def of(cls, description: EnvDescription, num_envs: int, num_workers: int) -> BatchLayout:
+        """The layout for environments that declare ``description``."""
+        action = description.action
+        return cls(
+            num_envs,
+            num_workers,
+            tuple(leaf.spec for leaf in leaves(description.observation)),
+            action.spec if isinstance(action, Leaf) else None,
+        )
+
+    def regions(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any], int]]:
+        """Shape, dtype and byte offset of each region by name."""
+        envs, workers = self.num_envs, self.num_workers
+        shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+            "bells": ((workers, 2, BELL_BYTES), np.uint8),
+            "commands": ((workers, 8), np.int64),
+            "replies": ((workers, 8), np.int64),
+            "mailbox": ((workers, MAILBOX_BYTES), np.uint8),
+            "rewards": ((envs,), np.float64),
+            "flags": ((envs,), np.uint8),
+            "info_codes": ((envs,), np.int32),
+            "info_cells": ((envs, INFO_CELLS), np.float64),
+            "actions": ((envs * (self.action.size if self.action else 0) * _ACTION_ITEMSIZE,), np.uint8),
+        }
+        for name in ("obs", "final"):
+            for index, spec in enumerate(self.observations):
+                if spec is not None:
+                    shapes[f"{name}{index}"] = ((envs, *spec.shape), spec.dtype)
+        regions: dict[str, tuple[tuple[int, ...], np.dtype[Any], int]] = {}
+        offset = 0
+        for name, (shape, dtype) in shapes.items():
+            regions[name] = (shape, np.dtype(dtype), offset)
+            nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+            offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        regions["end"] = ((0,), np.dtype(np.uint8), offset)
+        return regions
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole block; never 0, which no system maps."""
+        return max(self.regions()["end"][2], ALIGNMENT)
+
+
+class BatchViews:
+    """NumPy arrays over a block, by name. They own nothing and live as long as their buffer.
+
+    Attributes:
+        bells, commands, replies, mailbox, rewards, flags, info_codes, info_cells: See the module's drawing.
+        observations: One ``(num_envs, *shape)`` array a leaf, None for leaves that travel as pickles.
+        finals: The same, for the last observations of episodes.
+    """
+
+    def __init__(self, layout: BatchLayout, buffer: Any) -> None:
+        regions = layout.regions()
+
+        def view(name: str) -> NDArray[Any]:
+            shape, dtype, offset = regions[name]
+            return np.ndarray(shape, dtype, buffer, offset)
+
+        self.layout = layout
+        self.bells: NDArray[np.uint8] = view("bells")
+        self.commands: NDArray[np.int64] = view("commands")
+        self.replies: NDArray[np.int64] = view("replies")
+        self.mailbox: NDArray[np.uint8] = view("mailbox")
+        self.rewards: NDArray[np.float64] = view("rewards")
+        self.flags: NDArray[np.uint8] = view("flags")
+        self.info_codes: NDArray[np.int32] = view("info_codes")
+        self.info_cells: NDArray[np.float64] = view("info_cells")
+        self.observations = [
+            None if spec is None else view(f"obs{index}") for index, spec in enumerate(layout.observations)
+        ]
+        self.finals = [
+            None if spec is None else view(f"final{index}") for index, spec in enumerate(layout.observations)
+        ]
+        self._actions = view("actions")
+        self._actions_by_code: dict[int, NDArray[Any]] = {}
+
+    def actions(self, code: int) -> NDArray[Any]:
+        """The region of the actions as ``(num_envs, *shape)`` of ``ACTION_DTYPES[code]``."""
+        try:
+            return self._actions_by_code[code]
+        except KeyError:
+            spec = self.layout.action
+            assert spec is not None
+            view: NDArray[Any] = np.ndarray((self.layout.num_envs, *spec.shape), ACTION_DTYPES[code], self._actions)
+            return self._actions_by_code.setdefault(code, view)

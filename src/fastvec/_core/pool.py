@@ -1,0 +1,334 @@
+"""The worker processes of one engine: start, handshake, liveness, stop.
+
+A :class:`WorkerPool` owns its processes, their channels, the life line and the shared block. It
+starts all workers side by side, and ends them all in bounded time whatever state they are in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from fastvec._core.channel import Channel, Gone, remaining, wait_for
+from fastvec._core.config import EngineConfig
+from fastvec._core.factories import modules_in, pickle_factories, strings_in
+from fastvec._core.forkserver import ForkServer, ServerKey
+from fastvec._core.launch import WorkerProcess, fork_worker, import_path, spawn_process, wait_for_exit
+from fastvec._core.layout import BatchLayout, BatchViews
+from fastvec._core.lineage import LifeLine
+from fastvec._core.protocol import Adapter, Opcode, RemoteFailure, WorkerInit, dumps
+from fastvec._core.shm import SharedBlock
+from fastvec._core.structure import EnvDescription
+from fastvec._core.sync import Bell, ChannelBell, SemaphoreBell, semaphores_work
+from fastvec.errors import SpaceMismatchError, WorkerDiedError, WorkerTimeoutError
+
+__all__ = ["WorkerHandle", "WorkerPool", "death_of"]
+
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+#: A worker that finds them takes itself for a rank of the program's MPI job.
+_MPI_PREFIXES = ("OMPI_", "PMI_", "PMIX_")
+#: After SIGTERM, and again after SIGKILL, this long for a worker to be gone.
+_KILL_GRACE = 1.0
+_BASE_PRELOAD = ("numpy", "cloudpickle", "fastvec._core.worker")
+
+
+class WorkerHandle:
+    """One worker as its parent sees it. The pool owns what it refers to.
+
+    Attributes:
+        sequence: Number of the last command sent.
+        busy: Whether the reply to that command has not been taken yet.
+    """
+
+    def __init__(self, index: int, env_ids: range, process: WorkerProcess, channel: Channel) -> None:
+        self.index, self.env_ids, self.process, self.channel = index, env_ids, process, channel
+        self.sequence = 0
+        self.busy = False
+        self.command_bell: Bell
+        self.reply_bell: Bell
+
+    def attach(self, views: BatchViews, *, with_semaphores: bool) -> None:
+        """Take up this worker's rows of the shared block."""
+        self._command = memoryview(views.commands[self.index])
+        self.reply = memoryview(views.replies[self.index])
+        self._mailbox = memoryview(views.mailbox[self.index])
+        if with_semaphores:
+            command, reply = SemaphoreBell(views.bells[self.index, 0]), SemaphoreBell(views.bells[self.index, 1])
+            command.initialize()
+            reply.initialize()
+            self.command_bell, self.reply_bell = command, reply
+        else:
+            self.command_bell = self.reply_bell = ChannelBell(self.channel)
+
+    def command(
+        self, opcode: Opcode, *, code: int = 0, spin_us: int = 0, message: bytes = b"", deadline: float | None = None
+    ) -> None:
+        """Give the worker something to do.
+
+        Raises:
+            Gone: It has died.
+            TimeoutError: It did not read the message in time.
+        """
+        command = self._command
+        command[1], command[2], command[3] = opcode.value, code, spin_us
+        self.sequence += 1
+        command[0] = self.sequence
+        self.busy = True
+        self.command_bell.ring()
+        if message:
+            self.channel.send(message, deadline=deadline, sentinel=self.process.sentinel)
+
+    def take_reply(self) -> tuple[int, bytes]:
+        """Status and payload of the reply whose ring has just been taken.
+
+        Raises:
+            Gone: The worker died while sending a payload too large for the mailbox.
+        """
+        self.busy = False
+        status, nbytes = self.reply[1], self.reply[2]
+        if nbytes <= len(self._mailbox):
+            return status, bytes(self._mailbox[:nbytes]) if nbytes else b""
+        return status, self.channel.receive(sentinel=self.process.sentinel)
+
+
+def death_of(worker: WorkerHandle, command: str) -> WorkerDiedError:
+    """Describe the death of a worker; waits a moment for the exit code to be known."""
+    wait_for_exit([worker.process], 0.5)
+    code, pid = worker.process.poll(), worker.process.pid
+    how = "its exit code is not known"
+    if code is not None and code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        how = f"it was killed by {name}"
+        if name == "SIGKILL":
+            how += " (often the kernel's out-of-memory killer: see `dmesg`)"
+        elif name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"):
+            how += " (a crash in native code of an environment or a library)"
+    elif code is not None and code != 255:
+        how = f"it ended itself with exit code {code}"
+    ids = worker.env_ids
+    envs = f"env {ids[0]}" if len(ids) == 1 else f"envs {ids[0]} to {ids[-1]}"
+    return WorkerDiedError(
+        f"worker {worker.index} (pid {pid}, {envs}) died during {command}: {how}",
+        worker=worker.index,
+        pid=pid,
+        exitcode=code,
+    )
+
+
+class WorkerPool:
+    """The workers of one engine.
+
+    Args:
+        config: Validated options.
+        env_fns: One factory an environment.
+        adapter: What the face adds.
+    """
+
+    def __init__(self, config: EngineConfig, env_fns: Sequence[Callable[[], Any]], adapter: Adapter) -> None:
+        self._config = config
+        self._adapter = adapter
+        self._owner = os.getpid()
+        self._server: ForkServer | None = None
+        self._block: SharedBlock | None = None
+        self._lifeline: LifeLine | None = None
+        self.workers: list[WorkerHandle] = []
+        deadline = None if config.start_timeout is None else time.monotonic() + config.start_timeout
+        try:
+            if sys.platform != "win32":
+                self._lifeline = LifeLine()
+            self._start(env_fns, deadline)
+            self.description = self._agreed(self._gather(deadline))
+            self.views = self._share(deadline)
+        except BaseException:
+            self.stop(closed=False)
+            raise
+
+    def _start(self, env_fns: Sequence[Callable[[], Any]], deadline: float | None) -> None:
+        config, slices = self._config, self._config.slices()
+        factories: list[Any] = [
+            ([env_fns[i] for i in ids], self._adapter)
+            if config.start_method == "fork"
+            else pickle_factories([env_fns[i] for i in ids], self._adapter)
+            for ids in slices
+        ]
+        environs = [self._environ(config.worker_env[worker]) for worker in range(len(slices))]
+        if config.start_method == "forkserver":
+            self._server = ForkServer.acquire(self._server_key(factories))
+        for worker, (env_ids, payload, environ) in enumerate(zip(slices, factories, environs, strict=True)):
+            init = WorkerInit(
+                worker=worker,
+                env_ids=env_ids,
+                environ=environ,
+                sys_path=tuple(import_path()),
+                cwd=os.getcwd(),
+                cpus=config.cpus[worker] if config.cpus else None,
+                threads=config.threads_per_worker,
+                unsafe_casts=config.unsafe_casts,
+                env_fns=payload,
+            )
+            process, channel = self._launch(init, deadline)
+            self.workers.append(WorkerHandle(worker, env_ids, process, channel))
+            fds = () if self._lifeline is None else (self._lifeline.read_fd,)
+            with self._reporting(self.workers[-1], "start"):
+                channel.send(
+                    b"" if config.start_method == "fork" else pickle.dumps(init),
+                    fds=fds,
+                    deadline=deadline,
+                    sentinel=process.sentinel,
+                )
+
+    def _launch(self, init: WorkerInit, deadline: float | None) -> tuple[WorkerProcess, Channel]:
+        if self._server is not None:
+            try:
+                return self._server.fork(deadline)
+            except TimeoutError:
+                raise self._start_timeout(range(init.env_ids.start, self._config.num_envs)) from None
+        if self._config.start_method == "fork":
+            return fork_worker(init)
+        return spawn_process("fastvec._core.worker:run_worker", init.environ)
+
+    def _environ(self, worker_env: Mapping[str, str]) -> dict[str, str]:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(_MPI_PREFIXES)}
+        if self._config.threads_per_worker is not None:
+            environ |= dict.fromkeys(_THREAD_VARIABLES, str(self._config.threads_per_worker))
+        return environ | dict(worker_env)
+
+    def _server_key(self, factories: Sequence[bytes]) -> ServerKey:
+        config = self._config
+        modules = dict.fromkeys(_BASE_PRELOAD)
+        # Variables that differ between workers must be set before a user's module is imported: only workers can then.
+        if config.worker_env_is_shared:
+            for payload in dict.fromkeys(factories):
+                modules |= dict.fromkeys(modules_in(payload))
+                modules |= dict.fromkeys(self._adapter.modules_for(strings_in(payload)))
+            modules |= dict.fromkeys(config.preload)
+            environ = self._environ(config.worker_env[0])
+        else:
+            environ = self._environ({})
+        return ServerKey.of(tuple(modules), environ)
+
+    def _gather(self, deadline: float | None) -> list[Any]:
+        """The first message of every worker, in any order; raises as soon as one has failed."""
+        messages: dict[int, Any] = {}
+        while len(messages) < len(self.workers):
+            waiting = [worker for worker in self.workers if worker.index not in messages]
+            watched = [worker.channel.fileno() for worker in waiting]
+            watched += [w.process.sentinel for w in waiting if w.process.sentinel is not None]
+            if not wait_for(watched, remaining(deadline)):
+                raise self._start_timeout(i for worker in waiting for i in worker.env_ids)
+            for worker in waiting:
+                if worker.channel.poll():
+                    message = pickle.loads(worker.channel.receive())
+                    if isinstance(message, RemoteFailure):
+                        raise message.exception()
+                    messages[worker.index] = message
+                elif worker.channel.at_end() or worker.process.poll() is not None:
+                    if not worker.channel.poll():
+                        raise death_of(worker, "start-up")
+        return [messages[worker.index] for worker in self.workers]
+
+    def _agreed(self, reports: list[tuple[EnvDescription, list[str]]]) -> EnvDescription:
+        notes = dict.fromkeys(note for _, notes in reports for note in notes)
+        if notes:
+            warnings.warn("; ".join(notes), RuntimeWarning, stacklevel=6)
+        first = reports[0][0]
+        for worker, (other, _) in zip(self.workers, reports, strict=True):
+            difference = self._adapter.difference(first, other)
+            if difference is not None:
+                raise SpaceMismatchError(f"env 0 and env {worker.env_ids[0]} {difference}")
+        return first
+
+    def _share(self, deadline: float | None) -> BatchViews:
+        """Make the block and hand it out."""
+        layout = BatchLayout.of(self.description, self._config.num_envs, self._config.num_workers)
+        with_semaphores = semaphores_work()
+        self._block = SharedBlock.create(layout.nbytes)
+        views = BatchViews(layout, self._block.buffer)
+        message = dumps((layout, with_semaphores))
+        for worker in self.workers:
+            worker.attach(views, with_semaphores=with_semaphores)
+            with self._reporting(worker, "start-up"):
+                worker.channel.send(
+                    message, fds=(self._block.fd,), deadline=deadline, sentinel=worker.process.sentinel
+                )
+        self._gather(deadline)
+        self._block.close()
+        return views
+
+    @contextlib.contextmanager
+    def _reporting(self, worker: WorkerHandle, command: str) -> Iterator[None]:
+        try:
+            yield
+        except Gone:
+            # It may have said why before it died.
+            if worker.channel.poll():
+                message = pickle.loads(worker.channel.receive())
+                if isinstance(message, RemoteFailure):
+                    raise message.exception() from None
+            raise death_of(worker, command) from None
+        except TimeoutError:
+            raise self._start_timeout(worker.env_ids) from None
+
+    def _start_timeout(self, env_ids: Iterable[int]) -> WorkerTimeoutError:
+        missing = tuple(env_ids)
+        return WorkerTimeoutError(
+            f"environments {list(missing)} were not ready within start_timeout={self._config.start_timeout} s",
+            env_indices=missing,
+        )
+
+    def stop(self, *, closed: bool) -> None:
+        """End every worker: ask, wait for ``close_timeout``, terminate, kill. Never raises for a dead one.
+
+        Args:
+            closed: Whether the workers have been asked to close already.
+        """
+        if os.getpid() != self._owner:
+            return
+        if not closed:
+            self.ask_to_close()
+        deadline = time.monotonic() + self._config.close_timeout
+        running: list[WorkerProcess] = [worker.process for worker in self.workers]
+        while running and time.monotonic() < deadline:
+            for worker in self.workers:  # a worker may be stuck in sending what nobody wants any more
+                worker.channel.discard()
+            running = wait_for_exit(running, min(0.05, max(0.0, deadline - time.monotonic())))
+        for signal_number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
+            for process in running:
+                process.kill(signal_number)
+            running = wait_for_exit(running, _KILL_GRACE) if running else running
+        for worker in self.workers:
+            worker.channel.close()
+            worker.process.release()
+        if self._lifeline is not None:
+            self._lifeline.close()
+        if self._block is not None:
+            self._block.close()
+        if self._server is not None:
+            self._server.release()
+            self._server = None
+
+    def ask_to_close(self) -> None:
+        """Tell every worker to close its environments and end, without waiting."""
+        for worker in self.workers:
+            with contextlib.suppress(Gone, TimeoutError, OSError):
+                if hasattr(worker, "command_bell"):
+                    worker.command(Opcode.CLOSE)
+                else:
+                    worker.channel.close()

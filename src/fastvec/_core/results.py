@@ -1,0 +1,122 @@
+"""What comes out of a step: the arrays of the block copied, the news of the slices put in their places.
+
+Both engines read their batches here, so that they cannot differ. Nothing that is handed out aliases the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastvec._core.infos import InfoReader
+from fastvec._core.layout import BatchViews
+from fastvec._core.protocol import NO_NEWS, StepNews
+from fastvec._core.structure import EnvDescription, Node, build
+
+__all__ = ["BatchReader", "ResetResult", "StepResult"]
+
+
+class StepResult(NamedTuple):
+    """One step of all environments. Every array and dict is fresh and the caller's.
+
+    Attributes:
+        observations: Arrays ``(num_envs, *shape)`` of the declared dtypes, nested as declared. Where an episode
+            has ended it is the first one of the next.
+        rewards: ``(num_envs,) float64``.
+        flags: ``(num_envs,) uint8`` of :class:`~fastvec._core.layout.StepFlag`.
+        infos: What each environment returned beside.
+        finals: The last observation of each episode that has ended, by environment, as the environment gave it.
+        reset_infos: Infos of the resets that followed, by environment, where they were not empty.
+    """
+
+    observations: Any
+    rewards: NDArray[np.float64]
+    flags: NDArray[np.uint8]
+    infos: list[dict[Any, Any]]
+    finals: dict[int, Any]
+    reset_infos: dict[int, Any]
+
+
+class ResetResult(NamedTuple):
+    """A reset of all environments; see :class:`StepResult`."""
+
+    observations: Any
+    infos: list[dict[Any, Any]]
+
+
+class BatchReader:
+    """Reads whole batches out of the arrays.
+
+    Args:
+        description: What the environments declare.
+        views: The arrays.
+        slices: The environments of each runner.
+        thaw: Undoes the runners' ``freeze``.
+    """
+
+    def __init__(
+        self, description: EnvDescription, views: BatchViews, slices: Iterable[range], thaw: Callable[[Any], Any]
+    ) -> None:
+        self._tree = description.observation
+        self._views = views
+        self._num_envs = views.layout.num_envs
+        self._readers = [_SliceReader(self._tree, views, env_ids, thaw) for env_ids in slices]
+
+    def step(self, news: list[StepNews]) -> StepResult:
+        """The result of a step, from the news of each slice."""
+        arrays = self._copied()
+        result = StepResult(None, self._views.rewards.copy(), self._views.flags.copy(), [], {}, {})
+        for reader, one in zip(self._readers, news, strict=True):
+            reader.step(one, arrays, result)
+        return result._replace(observations=build(self._tree, iter(arrays)))
+
+    def reset(self, news: list[StepNews]) -> ResetResult:
+        """The result of a reset, from the news of each slice."""
+        arrays = self._copied()
+        infos: list[dict[Any, Any]] = []
+        for reader, one in zip(self._readers, news, strict=True):
+            infos += reader.reset(one, arrays)
+        return ResetResult(build(self._tree, iter(arrays)), infos)
+
+    def _copied(self) -> list[NDArray[Any]]:
+        return [
+            np.empty(self._num_envs, object) if array is None else array.copy() for array in self._views.observations
+        ]
+
+
+class _SliceReader:
+    def __init__(self, tree: Node, views: BatchViews, env_ids: range, thaw: Callable[[Any], Any]) -> None:
+        rows = slice(env_ids.start, env_ids.stop)
+        self._tree, self._env_ids, self._thaw = tree, env_ids, thaw
+        self._finals = [array if array is None else array[rows] for array in views.finals]
+        self._infos = InfoReader(views.info_codes[rows], views.info_cells[rows], thaw)
+
+    def step(self, news: StepNews, arrays: list[NDArray[Any]], result: StepResult) -> None:
+        if news is NO_NEWS:
+            result.infos.extend(self._infos.read({}))
+            return
+        self._infos.learn(news.schemas)
+        result.infos.extend(self._infos.read(news.rests))
+        start = self._env_ids.start
+        for row, frozen in news.finals.items():
+            result.finals[start + row] = self._final(row) if frozen is None else self._thaw(frozen)
+        for row, frozen in news.reset_infos.items():
+            result.reset_infos[start + row] = self._thaw(frozen)
+        self._fill_objects(news, arrays)
+
+    def reset(self, news: StepNews, arrays: list[NDArray[Any]]) -> list[dict[Any, Any]]:
+        self._fill_objects(news, arrays)
+        infos: list[dict[Any, Any]] = [{} for _ in self._env_ids]
+        for row, frozen in news.reset_infos.items():
+            infos[row] = self._thaw(frozen)
+        return infos
+
+    def _final(self, row: int) -> Any:
+        return build(self._tree, (array[row].copy() for array in self._finals if array is not None))
+
+    def _fill_objects(self, news: StepNews, arrays: list[NDArray[Any]]) -> None:
+        for (leaf, row), frozen in news.objects.items():
+            arrays[leaf][self._env_ids.start + row] = self._thaw(frozen)

@@ -1,0 +1,222 @@
+"""Stepping a slice of environments into arrays: the one implementation, for workers and in-process.
+
+An :class:`EnvRunner` owns its environments and writes rows of the arrays that it is given. It is
+the only code that resets an environment whose episode has ended. What the arrays do not hold it
+returns as :class:`~fastvec._core.protocol.StepNews`. It knows of no process and no other slice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fastvec._core.infos import Freeze, InfoWriter
+from fastvec._core.layout import BatchViews, StepFlag
+from fastvec._core.observations import ObservationWriter
+from fastvec._core.protocol import NO_NEWS, Adapter, EnvFailure, StepNews
+from fastvec._core.structure import EnvDescription, lookup
+from fastvec.errors import DuplicateEnvError, EnvError, FactoryError, InfoError, ObservationError, RewardError
+
+__all__ = ["EnvRunner", "build_envs"]
+
+def build_envs(env_fns: Sequence[Callable[[], Any]], env_ids: range, adapter: Adapter) -> list[Any]:
+    """Call the factories.
+
+    Raises:
+        EnvFailure: A factory raised, returned nothing of use, or an object that another one has returned.
+    """
+    envs: list[Any] = []
+    try:
+        for index, env_fn in zip(env_ids, env_fns, strict=True):
+            with _blame(index, "constructor"):
+                envs.append(_build(index, env_fn, envs, env_ids, adapter))
+    except EnvFailure:
+        close_envs(envs)
+        raise
+    return envs
+
+
+def _build(index: int, env_fn: Callable[[], Any], others: list[Any], env_ids: range, adapter: Adapter) -> Any:
+    env = env_fn()
+    if env is None:
+        raise FactoryError(f"the factory of env {index} returned None: expected an environment")
+    env = adapter.prepare(env)
+    for twin, other in zip(env_ids, others, strict=False):
+        if getattr(other, "unwrapped", other) is getattr(env, "unwrapped", env):
+            raise DuplicateEnvError(
+                f"the factories of env {twin} and env {index} returned the same instance instead of creating "
+                "different objects: replace `lambda: env` by a function that makes a new environment at each call"
+            )
+    return env
+
+
+def close_envs(envs: list[Any]) -> None:
+    """Close environments that are given up, whatever they say to it."""
+    for env in envs:
+        with contextlib.suppress(Exception):
+            env.close()
+
+
+@contextlib.contextmanager
+def _blame(index: int | None, command: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        raise EnvFailure(index, command, error) from error
+
+
+class EnvRunner:
+    """Steps environments ``env_ids`` of a batch.
+
+    Args:
+        envs: The environments; the runner owns them now and closes them.
+        env_ids: Their rows in the arrays, contiguous.
+        description: What they declare.
+        views: The arrays of the whole batch.
+        freeze: See :class:`~fastvec._core.infos.InfoWriter`.
+        unsafe_casts: See :class:`~fastvec._core.observations.ObservationWriter`.
+    """
+
+    def __init__(
+        self,
+        envs: list[Any],
+        env_ids: range,
+        description: EnvDescription,
+        views: BatchViews,
+        *,
+        freeze: Freeze,
+        unsafe_casts: bool,
+    ) -> None:
+        self.envs = envs
+        self._env_ids = env_ids
+        self._tree = description.observation
+        self._freeze = freeze
+        rows = slice(env_ids.start, env_ids.stop)
+        self._rewards = memoryview(views.rewards[rows])
+        self._flags = memoryview(views.flags[rows])
+        self._infos = InfoWriter(views.info_codes[rows], views.info_cells[rows], freeze)
+        self._observations = ObservationWriter(
+            self._tree, [a if a is None else a[rows] for a in views.observations], unsafe_casts=unsafe_casts
+        )
+        self._write = self._observations.writer()
+        self._finals = [a if a is None else a[rows] for a in views.finals]
+
+    def reset(self, seeds: Iterable[int | None], options: Iterable[Any]) -> StepNews:
+        """Reset every environment; a false option is left out of the call."""
+        reset_infos: dict[int, Any] = {}
+        for row, (env, seed, option) in enumerate(zip(self.envs, seeds, options, strict=True)):
+            with _blame(self._env_ids[row], "reset"):
+                result = env.reset(seed=seed, options=option) if option else env.reset(seed=seed)
+                observation = self._take_reset(row, result, reset_infos)
+                self._write(row, observation)
+        return self._news({}, reset_infos, {})
+
+    def step(self, actions: Sequence[Any]) -> StepNews:
+        """Step every environment with its action, and reset those whose episode ends.
+
+        Args:
+            actions: One a row, which the environments may keep.
+        """
+        rests: dict[int, Any] = {}
+        reset_infos: dict[int, Any] = {}
+        finals: dict[int, Any] = {}
+        rewards, flags, write, write_info = self._rewards, self._flags, self._write, self._infos.write
+        row = 0
+        env: Any
+        try:
+            for row, env in enumerate(self.envs):
+                observation, reward, terminated, truncated, info = env.step(actions[row])
+                try:
+                    rewards[row] = reward
+                except (TypeError, ValueError):
+                    raise RewardError(
+                        f"a reward must be a real number, got {reward!r} of type {type(reward).__name__}"
+                    ) from None
+                flag = 0
+                if truncated:
+                    flag = StepFlag.TRUNCATED.value
+                if type(truncated) is np.bool_:
+                    flag |= StepFlag.TRUNCATED_IS_NUMPY.value
+                # Before a reset, which may change the very dict and arrays that the step returned.
+                rest = write_info(row, info)
+                if rest is not None:
+                    rests[row] = rest
+                if terminated:
+                    flag |= StepFlag.TERMINATED.value
+                flags[row] = flag
+                if terminated or truncated:
+                    self._keep_final(row, observation, finals)
+                    observation = self._take_reset(row, env.reset(), reset_infos)
+                write(row, observation)
+        except BaseException as error:
+            raise EnvFailure(self._env_ids[row], "step", error) from error
+        return self._news(rests, reset_infos, finals)
+
+    def call(
+        self, rows: Sequence[int], name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    ) -> list[Any]:
+        """``function(env, *args, **kwargs)`` of some environments, in order."""
+        results = []
+        for row in rows:
+            with _blame(self._env_ids[row], name):
+                results.append(function(self.envs[row], *args, **kwargs))
+        return results
+
+    def close(self) -> None:
+        """Close every environment, also where an earlier one fails to; then raise the first failure."""
+        failure: EnvFailure | None = None
+        for index, env in zip(self._env_ids, self.envs, strict=True):
+            try:
+                with _blame(index, "close"):
+                    env.close()
+            except EnvFailure as error:
+                failure = failure or error
+        self.envs = []
+        if failure is not None:
+            raise failure
+
+    def _take_reset(self, row: int, result: Any, reset_infos: dict[int, Any]) -> Any:
+        try:
+            observation, info = result
+        except (TypeError, ValueError):
+            raise EnvError(
+                f"reset() must return (observation, info), got {type(result).__name__}: is this environment written "
+                "for the old gym API?"
+            ) from None
+        if info:
+            try:
+                reset_infos[row] = self._freeze(info)
+            except Exception as error:
+                raise InfoError(f"the info of reset() cannot be sent to the parent process: {error}") from error
+        return observation
+
+    def _keep_final(self, row: int, observation: Any, finals: dict[int, Any]) -> None:
+        if self._observations.exact(observation):
+            for array, value in zip(self._finals, lookup(observation, self._tree, "observation"), strict=True):
+                assert array is not None
+                array[row] = value
+            finals[row] = None
+            return
+        # It must fit its space all the same, as the next learner will treat it like any other.
+        self._write(row, observation)
+        self._observations.objects.clear()
+        try:
+            finals[row] = self._freeze(observation)
+        except Exception as error:
+            raise ObservationError(f"the final observation cannot be sent to the parent process: {error}") from error
+
+    def _news(self, rests: dict[int, Any], reset_infos: dict[int, Any], finals: dict[int, Any]) -> StepNews:
+        objects = self._observations.objects
+        schemas = self._infos.take_new()
+        if not (rests or reset_infos or finals or objects or schemas):
+            return NO_NEWS
+        frozen: dict[tuple[int, int], Any] = {}
+        for (leaf, row), value in objects.items():
+            with _blame(self._env_ids[row], "step"):
+                frozen[leaf, row] = self._freeze(value)
+        objects.clear()
+        return StepNews(schemas, rests, reset_infos, finals, frozen)
+

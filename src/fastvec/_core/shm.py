@@ -1,0 +1,85 @@
+"""A block of memory that several processes map, and that has no name.
+
+On Linux it is a memfd, elsewhere an unlinked temporary file, so that the kernel reclaims it with
+the last process that maps it, whoever is killed, and the size of ``/dev/shm`` does not matter. All
+pages are reserved at creation: memory that is not there is an error then, not a SIGBUS later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import shutil
+import sys
+import tempfile
+
+from fastvec.errors import SharedMemoryError
+
+__all__ = ["SharedBlock"]
+
+
+class SharedBlock:
+    """Shared memory by file descriptor.
+
+    The block owns ``fd``; whoever received the descriptor over a socket owns that copy. Arrays over
+    ``buffer`` keep the mapping alive by themselves, so closing the block never pulls memory away
+    from under them.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self.buffer = mmap.mmap(fd, nbytes)
+
+    @classmethod
+    def create(cls, nbytes: int) -> SharedBlock:
+        """Make a block of zeros.
+
+        Raises:
+            SharedMemoryError: There is not that much memory, or no place for it.
+        """
+        fd = _anonymous_fd(nbytes)
+        try:
+            return cls(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def close(self) -> None:
+        """Give up the descriptor; the mapping goes with the last array over it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _anonymous_fd(nbytes: int) -> int:
+    if hasattr(os, "memfd_create"):
+        with contextlib.suppress(OSError):  # sandboxes may forbid the call: a file serves as well
+            return _reserved(os.memfd_create("fastvec", os.MFD_CLOEXEC), nbytes, "memfd")
+    folder = tempfile.gettempdir()
+    try:
+        fd, path = tempfile.mkstemp(prefix="fastvec-", dir=folder)
+    except OSError as error:
+        raise SharedMemoryError(f"no file for {nbytes:,} bytes of shared memory in {folder}: {error}") from error
+    os.unlink(path)
+    return _reserved(fd, nbytes, folder)
+
+
+def _reserved(fd: int, nbytes: int, where: str) -> int:
+    try:
+        if sys.platform == "darwin" or not hasattr(os, "posix_fallocate"):
+            os.ftruncate(fd, nbytes)
+        else:
+            os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        os.close(fd)
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise
+        free = f", {shutil.disk_usage(where).free:,} are free" if os.path.isdir(where) else ""
+        raise SharedMemoryError(
+            f"shared memory of {nbytes:,} bytes is needed and {where} does not have it{free}: use fewer "
+            "environments, smaller observations, or point TMPDIR at a larger place"
+        ) from error
+    return fd

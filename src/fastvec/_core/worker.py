@@ -1,0 +1,292 @@
+"""A worker process, from its first instruction to its last.
+
+It imports NumPy and what its environments need, nothing else: no framework, not the program's
+``__main__``. It owns its environments and its end of the channel. Whatever an environment does
+(raise, exit, return nonsense) becomes a reply; only the death of the parent ends a worker unasked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import random
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from fastvec._core.channel import Channel, Gone
+from fastvec._core.layout import BatchLayout, BatchViews
+from fastvec._core.lineage import die_with
+from fastvec._core.protocol import (
+    NO_NEWS,
+    Adapter,
+    CallRequest,
+    EnvFailure,
+    Opcode,
+    RemoteFailure,
+    ResetRequest,
+    Status,
+    WorkerInit,
+    dumps,
+    freeze,
+)
+from fastvec._core.runner import EnvRunner, build_envs, close_envs
+from fastvec._core.shm import SharedBlock
+from fastvec._core.structure import EnvDescription
+from fastvec._core.sync import Bell, ChannelBell, SemaphoreBell, spin
+from fastvec._core.topology import pin
+
+__all__ = ["run_worker", "start_signals", "worker_main"]
+
+#: How long an idle worker sleeps at a stretch before it looks whether its parent still lives.
+_IDLE_SLICE = 1.0
+
+
+def start_signals() -> None:
+    """Leave Ctrl-C to the parent, and forget the handlers of the program that this process was forked from."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def run_worker(sock: socket.socket, init: WorkerInit | None = None) -> None:
+    """Run a worker in this process, which ends with it.
+
+    Args:
+        sock: Its end of the channel.
+        init: What it needs to know, where it was forked and has it; otherwise it comes first on the channel.
+    """
+    code = 1
+    try:
+        start_signals()
+        with contextlib.suppress(Gone):
+            worker_main(Channel(sock), init)
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        _end_children()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        # Not sys.exit: exit handlers of the program that this process was forked from are not ours to run.
+        os._exit(code)
+
+
+def worker_main(channel: Channel, init: WorkerInit | None) -> None:
+    """Build the environments, report them, serve commands until told to close."""
+    message = channel.receive()
+    init = init or pickle.loads(message)
+    lifelines = channel.take_fds()
+    if lifelines:
+        die_with(lifelines[0])
+    envs: list[Any] = []
+    try:
+        notes = _settle(init)
+        env_fns, adapter = _factories(init)
+        with _blaming_set_up("constructor"):
+            adapter.set_up()
+        envs = build_envs(env_fns, init.env_ids, adapter)
+        description = _described(envs, init, adapter)
+        channel.send(dumps((description, notes)))
+        layout: BatchLayout
+        layout, with_semaphores = pickle.loads(channel.receive())
+        block = SharedBlock(channel.take_fds()[0], layout.nbytes)
+        block.close()
+    except EnvFailure as failure:
+        close_envs(envs)
+        channel.send(dumps(RemoteFailure.of(failure, init.worker, os.getpid())))
+        return
+    except Gone:  # the parent gave up, perhaps because of another worker's environments
+        close_envs(envs)
+        raise
+    views = BatchViews(layout, block.buffer)
+    runner = EnvRunner(envs, init.env_ids, description, views, freeze=freeze, unsafe_casts=init.unsafe_casts)
+    # Long-lived objects of big libraries would be walked at every full collection.
+    gc.collect()
+    gc.freeze()
+    bells = views.bells[init.worker]
+    command_bell, reply_bell = (
+        (SemaphoreBell(bells[0]), SemaphoreBell(bells[1])) if with_semaphores else (ChannelBell(channel),) * 2
+    )
+    channel.send(dumps(True))
+    _Server(channel, runner, views, init, command_bell, reply_bell).serve()
+
+
+class _Server:
+    """The command loop. It owns nothing; :func:`worker_main` does."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        runner: EnvRunner,
+        views: BatchViews,
+        init: WorkerInit,
+        command_bell: Bell,
+        reply_bell: Bell,
+    ) -> None:
+        self._channel, self._runner, self._views, self._init = channel, runner, views, init
+        self._command_bell, self._reply_bell = command_bell, reply_bell
+        self._command = memoryview(views.commands[init.worker])
+        self._reply = memoryview(views.replies[init.worker])
+        self._mailbox = memoryview(views.mailbox[init.worker])
+        self._rows = slice(init.env_ids.start, init.env_ids.stop)
+
+    def serve(self) -> None:
+        command, step, runner, views = self._command, Opcode.STEP.value, self._runner, self._views
+        sequence = 0
+        while True:
+            self._await_command(sequence)
+            sequence, opcode, code, spin_us = command[0], command[1], command[2], command[3]
+            self._spin_seconds = spin_us * 1e-6
+            if opcode == step:
+                # A copy, as environments may keep the action that they were given.
+                actions = views.actions(code)[self._rows].copy()
+                self._answer(sequence, runner.step, actions)
+            elif opcode == Opcode.CLOSE:
+                self._answer(sequence, runner.close)
+                return
+            else:
+                self._answer(sequence, self._handle, opcode, self._channel.receive())
+
+    _spin_seconds = 0.0
+
+    def _await_command(self, last: int) -> None:
+        if self._spin_seconds:
+            spin(self._command, 0, last + 1, self._spin_seconds)
+        while not self._command_bell.wait(_IDLE_SLICE):
+            if self._channel.at_end():
+                raise Gone
+
+    def _handle(self, opcode: int, message: bytes) -> Any:
+        if opcode == Opcode.CALL:
+            with _blaming_set_up("call"):
+                request: CallRequest = pickle.loads(message)
+            results = self._runner.call(request.rows, request.name, request.function, request.args, request.kwargs)
+            return _picklable(results, request, self._init.env_ids)
+        with _blaming_set_up("reset" if opcode == Opcode.RESET else "step"):
+            arguments = pickle.loads(message)
+        if opcode == Opcode.RESET:
+            reset: ResetRequest = arguments
+            return self._runner.reset(reset.seeds, reset.options)
+        return self._runner.step(arguments)
+
+    def _answer(self, sequence: int, function: Callable[..., Any], *args: Any) -> None:
+        status = Status.DONE
+        try:
+            result = function(*args)
+            if result is None or result is NO_NEWS:
+                payload = b""
+            else:
+                payload = result if isinstance(result, bytes) else dumps(result)
+        except Exception as error:
+            failure = error if isinstance(error, EnvFailure) else EnvFailure(None, "a worker", error)
+            status = Status.FAILED
+            payload = dumps(RemoteFailure.of(failure, self._init.worker, os.getpid()))
+        in_mailbox = len(payload) <= len(self._mailbox)
+        if in_mailbox:
+            self._mailbox[: len(payload)] = payload
+        reply = self._reply
+        reply[1], reply[2] = status.value, len(payload)
+        reply[0] = sequence
+        self._reply_bell.ring()
+        if not in_mailbox:
+            self._channel.send(payload)
+
+
+def _picklable(results: list[Any], request: CallRequest, env_ids: range) -> bytes:
+    """Pickle results here, where it is known whose cannot be."""
+    try:
+        return dumps(results)
+    except Exception:
+        for row, result in zip(request.rows, results, strict=True):
+            try:
+                dumps(result)
+            except Exception as error:
+                raise EnvFailure(
+                    env_ids[row],
+                    request.name,
+                    TypeError(f"the result, a {type(result).__name__}, cannot be sent to the parent process: {error}"),
+                ) from error
+        raise
+
+
+@contextlib.contextmanager
+def _blaming_set_up(command: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise EnvFailure(None, command, error) from error
+
+
+def _described(envs: list[Any], init: WorkerInit, adapter: Adapter) -> EnvDescription:
+    with _blaming_set_up("constructor"):
+        return adapter.describe(envs, init.env_ids)
+
+
+def _factories(init: WorkerInit) -> tuple[list[Callable[[], Any]], Adapter]:
+    if not isinstance(init.env_fns, bytes):
+        return init.env_fns
+    with _blaming_set_up("unpickling the environment factories"):
+        factories: tuple[list[Callable[[], Any]], Adapter] = pickle.loads(init.env_fns)
+        return factories
+
+
+def _settle(init: WorkerInit) -> list[str]:
+    """Make this process what its environments expect, before any of their modules is imported.
+
+    Returns:
+        What could not be done, for the parent to warn of.
+    """
+    notes = []
+    if init.cpus is not None:
+        try:
+            pin(init.cpus)
+        except OSError as error:
+            notes.append(f"workers are not pinned to CPUs: {error}")
+    if dict(os.environ) != init.environ:
+        for name in os.environ.keys() - init.environ.keys():
+            del os.environ[name]
+        os.environ.update(init.environ)
+    with _blaming_set_up("constructor"):
+        os.chdir(init.cwd)
+    sys.path[:] = init.sys_path
+    sys.stdin = open(os.devnull)  # noqa: SIM115
+    forked_from_program = not isinstance(init.env_fns, bytes)
+    if init.threads is not None and forked_from_program:
+        _cap_threads(init.threads)
+    # A fork copies the state of these generators: unseeded environments would all play the same episode.
+    random.seed()
+    np.random.seed(int.from_bytes(os.urandom(4), "little"))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(int.from_bytes(os.urandom(7), "little"))
+    return notes
+
+
+def _cap_threads(threads: int) -> None:
+    """Cap the libraries that were loaded before the fork; later ones read the environment variables."""
+    import threadpoolctl
+
+    threadpoolctl.threadpool_limits(threads)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(threads)
+
+
+def _end_children() -> None:
+    """End the processes that environments started with multiprocessing and left running."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        with contextlib.suppress(Exception):
+            for child in process.active_children():
+                child.terminate()

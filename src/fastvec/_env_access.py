@@ -1,0 +1,63 @@
+"""What the faces do to single environments, run in the workers.
+
+Functions of an environment, pickled by reference: this module must not import a framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+
+__all__ = ["ClassName", "call_method", "get_attr", "has_attr", "is_wrapped", "metadata", "render", "set_attr"]
+
+#: A class by module and qualified name, for asking about it without importing it.
+ClassName = tuple[str, str]
+
+
+def get_attr(env: Any, name: str) -> Any:
+    """The attribute of the outermost wrapper that has it."""
+    return env.get_wrapper_attr(name)
+
+
+def has_attr(env: Any, name: str) -> bool:
+    """Whether a wrapper or the environment has the attribute; its value need not be picklable."""
+    try:
+        env.get_wrapper_attr(name)
+    except AttributeError:
+        return False
+    return True
+
+
+def set_attr(env: Any, name: str, value: Any) -> None:
+    """Set an attribute of the outermost wrapper."""
+    setattr(env, name, value)
+
+
+def call_method(env: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of the outermost wrapper that has it."""
+    method: Callable[..., Any] = env.get_wrapper_attr(name)
+    return method(*args, **kwargs)
+
+
+def render(env: Any) -> Any:
+    """What ``env.render()`` returns."""
+    return env.render()
+
+
+def metadata(env: Any) -> dict[str, Any]:
+    """A copy of the environment's metadata."""
+    return dict(env.metadata or {})
+
+
+def is_wrapped(env: Any, wrapper: ClassName | type) -> bool:
+    """Whether the environment is in a wrapper of a class, or of a subclass of it."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(wrapper, type):
+            if isinstance(env, wrapper):
+                return True
+        elif any((base.__module__, base.__qualname__) == wrapper for base in type(env).__mro__):
+            return True
+        env = env.env
+    return False

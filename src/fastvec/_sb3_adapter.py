@@ -1,0 +1,25 @@
+"""How Stable-Baselines3 treats an environment that is not Gymnasium's. Imported by workers, so without SB3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+
+from fastvec._spaces import GymnasiumAdapter
+
+__all__ = ["Sb3Adapter"]
+
+
+@dataclass(frozen=True)
+class Sb3Adapter(GymnasiumAdapter):
+    """Accepts old Gym's environments as SB3 does, by way of shimmy."""
+
+    def prepare(self, env: Any) -> Any:
+        """The environment itself, or a Gymnasium environment around it."""
+        if isinstance(env, gymnasium.Env):
+            return env
+        from stable_baselines3.common.vec_env.patch_gym import _patch_env
+
+        return _patch_env(env)

@@ -1,0 +1,271 @@
+"""The Stable-Baselines3 face: a ``VecEnv`` over the engine.
+
+It knows what SB3's learners and wrappers rely on (same-step resets, ``terminal_observation``,
+``TimeLimit.truncated``, float32 rewards, fresh dicts) and nothing of processes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+import gymnasium
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+try:
+    from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
+except ImportError as error:
+    raise ImportError(
+        "SharedMemVecEnv is a Stable-Baselines3 VecEnv and needs stable-baselines3: pip install 'fastvec[sb3]'"
+    ) from error
+
+from fastvec import _env_access
+from fastvec._core.config import CpuAffinity, EngineConfig, WorkerEnv
+from fastvec._core.engine import Engine, ProcessEngine
+from fastvec._core.factories import check_factories
+from fastvec._core.layout import StepFlag
+from fastvec._core.serial import SerialEngine
+from fastvec._sb3_adapter import Sb3Adapter
+from fastvec._spaces import registered_specs
+from fastvec.errors import ConfigError
+
+__all__ = ["SharedMemVecEnv"]
+
+_TERMINATED, _TRUNCATED = StepFlag.TERMINATED.value, StepFlag.TRUNCATED.value
+_TRUNCATED_IS_NUMPY = StepFlag.TRUNCATED_IS_NUMPY.value
+
+
+class SharedMemVecEnv(VecEnv):
+    """Many environments on few worker processes, with everything that a step moves in shared memory.
+
+    Takes the place of Stable-Baselines3's ``SubprocVecEnv`` and, with ``num_workers=0``, of its
+    ``DummyVecEnv``; results equal ``DummyVecEnv``'s bit for bit, however many workers there are.
+
+    Observations are ``(num_envs, *shape)`` arrays of the space's dtype (nested as the space is; one
+    object a row for Text, Graph, Sequence, OneOf and custom spaces), rewards ``(num_envs,)
+    reward_dtype``, dones ``(num_envs,) bool``, infos a list of ``num_envs`` dicts. All are fresh at
+    every call, writable, and the caller's to keep.
+
+    Args:
+        env_fns: One function an environment, which makes it. They run in the workers only.
+        start_method: ``"forkserver"`` (default where it exists), ``"spawn"`` or ``"fork"``.
+        in_series: Environments a worker; the last workers may have one less.
+        num_workers: Number of worker processes instead; by default as many as there are usable CPUs, never more than
+            environments. 0 runs the environments in this process, with the same results.
+        context: Another name of ``start_method``.
+        cpu_affinity: ``"auto"`` gives each worker CPUs of its own, physical cores first; a list of CPUs deals them out
+            in turn; a list of sets gives one to each worker. None leaves placement to the system.
+        pin_learner: Bind this process to the CPUs that no worker has, until ``close()``.
+        threads_per_worker: Cap on the threads of BLAS, OpenMP and torch in each worker; None for no cap.
+        copy: Must be True.
+        start_timeout: Seconds for all environments to be built, or None for no limit.
+        reset_timeout: Seconds for a ``reset()``, or None.
+        step_timeout: Seconds for a step, or None. A step that took too long can still be received by ``step_wait()``.
+        close_timeout: Seconds that environments have to close before their workers are ended.
+        worker_env: Environment variables for the workers, or a function of the worker's index that returns them; in
+            force before any module of the environments is imported.
+        preload: Modules to import once in the fork server, besides those that the factories refer to.
+        reward_dtype: Floating dtype of the rewards: float32 as in ``DummyVecEnv``.
+        unsafe_casts: Cast observations into integer spaces even where that changes their values.
+        allow_space_differences: Accept environments whose spaces agree in structure, shapes and dtypes only.
+
+    Raises:
+        ConfigError: An option is wrong.
+        FactoryError: ``env_fns`` holds something else than functions, or one that cannot be pickled.
+        SpaceMismatchError: The environments declare different spaces.
+        WorkerTimeoutError: The environments were not ready in time.
+        WorkerDiedError: A worker died while they were built.
+
+    An exception in a constructor, ``reset()`` or ``step()`` is raised here as its own type, with an
+    :class:`~fastvec.errors.EnvError` (environment, worker, traceback) as its cause.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+        start_method: str | None = None,
+        *,
+        in_series: int | None = None,
+        num_workers: int | None = None,
+        context: str | None = None,
+        cpu_affinity: CpuAffinity = None,
+        pin_learner: bool = False,
+        threads_per_worker: int | None = 1,
+        copy: bool = True,
+        start_timeout: float | None = 300.0,
+        reset_timeout: float | None = None,
+        step_timeout: float | None = None,
+        close_timeout: float = 5.0,
+        worker_env: WorkerEnv = None,
+        preload: Sequence[str] = (),
+        reward_dtype: DTypeLike = np.float32,
+        unsafe_casts: bool = False,
+        allow_space_differences: bool = False,
+    ) -> None:
+        if not copy:
+            raise ConfigError("copy=False is not supported yet: returned arrays are always fresh copies")
+        self._reward_dtype = np.dtype(reward_dtype)
+        if self._reward_dtype.kind != "f":
+            raise ConfigError(f"reward_dtype must be a floating dtype, got {self._reward_dtype}")
+        factories = check_factories(env_fns)
+        config = EngineConfig.resolve(
+            len(factories),
+            in_series=in_series,
+            num_workers=num_workers,
+            start_method=start_method,
+            context=context,
+            cpu_affinity=cpu_affinity,
+            pin_learner=pin_learner,
+            threads_per_worker=threads_per_worker,
+            start_timeout=start_timeout,
+            reset_timeout=reset_timeout,
+            step_timeout=step_timeout,
+            close_timeout=close_timeout,
+            worker_env=worker_env,
+            preload=preload,
+            unsafe_casts=unsafe_casts,
+        )
+        self.closed = False
+        self.waiting = False
+        self.num_workers = config.num_workers
+        self.start_method = config.start_method
+        adapter = Sb3Adapter(allow_space_differences, registered_specs() if config.num_workers else ())
+        engine_class = ProcessEngine if config.num_workers else SerialEngine
+        self._engine: Engine = engine_class(config, factories, adapter)
+        try:
+            self.num_envs = config.num_envs
+            observation_space, action_space = cloudpickle.loads(self._engine.description.spaces)
+            super().__init__(self.num_envs, observation_space, action_space)
+            self.metadata = self._call("metadata", _env_access.metadata, indices=0)[0]
+        except BaseException:
+            self._engine.close()
+            raise
+
+    @property
+    def envs(self) -> list[gymnasium.Env[Any, Any]]:
+        """The environments themselves, with ``num_workers=0`` only."""
+        if isinstance(self._engine, SerialEngine):
+            return self._engine.envs
+        raise AttributeError(
+            "the environments live in worker processes: use get_attr(), env_method() or set_attr(), or num_workers=0"
+        )
+
+    def reset(self) -> VecEnvObs:
+        """Reset every environment, with the seeds and options set for it.
+
+        Returns:
+            The first observations.
+        """
+        self.waiting = False
+        observations, self.reset_infos = self._engine.reset(self._seeds, self._options)
+        self._reset_seeds()
+        self._reset_options()
+        return observations  # type: ignore[no-any-return]
+
+    def step_async(self, actions: Any) -> None:
+        """Start a step.
+
+        Args:
+            actions: ``(num_envs, *shape)``, or a sequence of ``num_envs`` actions.
+
+        Raises:
+            ActionError: They do not fit the action space; no environment has advanced.
+        """
+        self._engine.send(actions)
+        self.waiting = True
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Finish the step.
+
+        Returns:
+            Observations, rewards, dones, infos.
+
+        Raises:
+            WorkerTimeoutError: ``step_timeout`` has passed; calling this again goes on waiting.
+        """
+        result = self._engine.recv()
+        self.waiting = False
+        infos, flags = result.infos, result.flags
+        dones = np.zeros(self.num_envs, bool)
+        if not flags.any():
+            for info in infos:
+                info["TimeLimit.truncated"] = False
+        else:
+            for index, (info, flag) in enumerate(zip(infos, flags.tolist(), strict=True)):
+                dones[index] = flag & (_TERMINATED | _TRUNCATED)
+                # The value of `truncated and not terminated`, type included.
+                if flag & _TRUNCATED:
+                    info["TimeLimit.truncated"] = not flag & _TERMINATED
+                else:
+                    info["TimeLimit.truncated"] = np.False_ if flag & _TRUNCATED_IS_NUMPY else False
+            for index, observation in result.finals.items():
+                infos[index]["terminal_observation"] = observation
+                self.reset_infos[index] = result.reset_infos.get(index, {})
+        return result.observations, result.rewards.astype(self._reward_dtype), dones, infos
+
+    def close(self) -> None:
+        """Close the environments and end the workers, in bounded time. Can be called again."""
+        self.closed = True
+        self.waiting = False
+        self._engine.close()
+
+    def get_images(self) -> Sequence[NDArray[Any] | None]:
+        """An image of each environment, or None where it renders none."""
+        if self.render_mode != "rgb_array":
+            warnings.warn(
+                f"The render mode is {self.render_mode}, but this method assumes it is `rgb_array` to obtain images.",
+                stacklevel=2,
+            )
+            return [None] * self.num_envs
+        return self._call("render", _env_access.render)
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Whether every environment has an attribute, whose value need not be picklable."""
+        return all(self._call("has_attr", _env_access.has_attr, attr_name))
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """The values of an attribute, looked up through the wrappers."""
+        return self._call("get_attr", _env_access.get_attr, attr_name, indices=indices)
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Set an attribute of the outermost wrappers to one value."""
+        self._call("set_attr", _env_access.set_attr, attr_name, value, indices=indices)
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        """Call a method of the environments, and return what it returns."""
+        env_ids = self._env_ids(indices)
+        return self._engine.call(
+            method_name, _env_access.call_method, method_name, *method_args, env_ids=env_ids, **method_kwargs
+        )
+
+    def env_is_wrapped(
+        self, wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
+    ) -> list[bool]:
+        """Whether the environments are in a wrapper of a class."""
+        # By name where the name is unique: a worker then need not import a class that it cannot have met.
+        name = (wrapper_class.__module__, wrapper_class.__qualname__)
+        wrapper = wrapper_class if "<locals>" in wrapper_class.__qualname__ else name
+        return self._call("env_is_wrapped", _env_access.is_wrapped, wrapper, indices=indices)
+
+    def __enter__(self) -> SharedMemVecEnv:
+        """The environments, closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, name: str, function: Callable[..., Any], *args: Any, indices: VecEnvIndices = None) -> list[Any]:
+        return self._engine.call(name, function, *args, env_ids=self._env_ids(indices))
+
+    def _env_ids(self, indices: VecEnvIndices) -> list[int]:
+        env_ids = []
+        for index in [indices] if hasattr(indices, "__index__") else self._get_indices(indices):
+            if not -self.num_envs <= index < self.num_envs:
+                raise IndexError(f"there is no env {index}: expected an index from 0 to {self.num_envs - 1}")
+            env_ids.append(int(index) % self.num_envs)
+        return env_ids
