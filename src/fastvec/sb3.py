@@ -130,6 +130,7 @@ class SharedMemVecEnv(VecEnv):
         )
         self.closed = False
         self.waiting = False
+        self._no_flags = bytes(len(factories))
         self.num_workers = config.num_workers
         self.start_method = config.start_method
         adapter = Sb3Adapter(allow_space_differences, registered_specs() if config.num_workers else ())
@@ -186,25 +187,23 @@ class SharedMemVecEnv(VecEnv):
         Raises:
             WorkerTimeoutError: ``step_timeout`` has passed; calling this again goes on waiting.
         """
-        result = self._engine.recv()
+        observations, rewards, flags, infos, finals, reset_infos = self._engine.recv()
         self.waiting = False
-        infos, flags = result.infos, result.flags
         dones = np.zeros(self.num_envs, bool)
-        if not flags.any():
-            for info in infos:
-                info["TimeLimit.truncated"] = False
-        else:
-            for index, (info, flag) in enumerate(zip(infos, flags.tolist(), strict=True)):
-                dones[index] = flag & (_TERMINATED | _TRUNCATED)
+        for info in infos:
+            info["TimeLimit.truncated"] = False
+        if flags != self._no_flags:
+            for index, flag in enumerate(flags):
                 # The value of `truncated and not terminated`, type included.
                 if flag & _TRUNCATED:
-                    info["TimeLimit.truncated"] = not flag & _TERMINATED
-                else:
-                    info["TimeLimit.truncated"] = np.False_ if flag & _TRUNCATED_IS_NUMPY else False
-            for index, observation in result.finals.items():
-                infos[index]["terminal_observation"] = observation
-                self.reset_infos[index] = result.reset_infos.get(index, {})
-        return result.observations, result.rewards.astype(self._reward_dtype), dones, infos
+                    infos[index]["TimeLimit.truncated"] = not flag & _TERMINATED
+                elif flag & _TRUNCATED_IS_NUMPY:
+                    infos[index]["TimeLimit.truncated"] = np.False_
+                if flag & (_TERMINATED | _TRUNCATED):
+                    dones[index] = True
+                    infos[index]["terminal_observation"] = finals[index]
+                    self.reset_infos[index] = reset_infos.get(index, {})
+        return observations, rewards.astype(self._reward_dtype), dones, infos
 
     def close(self) -> None:
         """Close the environments and end the workers, in bounded time. Can be called again."""

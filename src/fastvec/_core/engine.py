@@ -29,6 +29,7 @@ from typing import Any, NoReturn, Protocol
 from fastvec._core.actions import check_actions
 from fastvec._core.channel import Gone
 from fastvec._core.config import EngineConfig
+from fastvec._core.lineage import close_in_children
 from fastvec._core.pool import WorkerHandle, WorkerPool, death_of
 from fastvec._core.protocol import (
     NO_NEWS,
@@ -56,6 +57,7 @@ class EngineState(Enum):
     PENDING = "pending"
     BROKEN = "broken"
     CLOSED = "closed"
+    FOREIGN = "foreign"
 
 
 class Engine(Protocol):
@@ -101,9 +103,7 @@ class ProcessEngine:
 
     def __init__(self, config: EngineConfig, env_fns: Sequence[Callable[[], Any]], adapter: Adapter) -> None:
         self._config = config
-        self._owner = os.getpid()
         self._why_broken = ""
-        self._asked_to_close = False
         self._pool = WorkerPool(config, env_fns, adapter)
         self.num_envs = config.num_envs
         self.description = self._pool.description
@@ -111,87 +111,87 @@ class ProcessEngine:
         self._workers = self._pool.workers
         self._batch = BatchReader(self.description, self._views, (w.env_ids for w in self._workers), pickle.loads)
         self._worker_of = [worker for worker in self._workers for _ in worker.env_ids]
+        # The workers whose replies have not been taken, what they reply to, and the news of those that have replied.
         self._missing: dict[int, WorkerHandle] = {}
+        self._opcode = Opcode.RESET
         self._news: list[StepNews] = []
         self._received: StepResult | None = None
         self.state = EngineState.IDLE
-        # At interpreter exit, or when the last reference goes; a pool knows whether it has been stopped.
-        self._finalizer = weakref.finalize(self, _stop, self._pool)
+        self._guard = _ForkGuard(self)
+        # At interpreter exit, or when the last reference goes.
+        self._finalizer = weakref.finalize(self, self._pool.stop)
 
     def reset(self, seeds: Sequence[int | None], options: Sequence[Any]) -> ResetResult:
         """See :class:`Engine`."""
         self._check_usable("reset()")
-        deadline = self._deadline(self._config.reset_timeout)
+        deadline = _deadline(self._config.reset_timeout)
         messages = [
             dumps(ResetRequest([seeds[i] for i in w.env_ids], [options[i] for i in w.env_ids])) for w in self._workers
         ]
-        self._settle(self._workers, deadline, "reset")
+        self._settle("reset", deadline)
         self._received = None
-        self._begin(Opcode.RESET, "reset", messages, deadline)
+        self._command(Opcode.RESET, "reset", self._workers, messages, deadline)
         self.state = EngineState.IDLE
         self._collect("reset", deadline, self._config.reset_timeout)
         return self._batch.reset(self._news)
 
     def send(self, actions: Any) -> None:
         """See :class:`Engine`."""
-        self._check_usable("step()")
-        if self.state is EngineState.PENDING:
+        if self.state is not EngineState.IDLE:
+            self._check_usable("step()")
             raise CallError("a step is pending already: receive it before sending the next")
-        batch = check_actions(actions, self.num_envs, self.description.action)
-        deadline = self._deadline(self._config.step_timeout)
-        self._settle(self._workers, deadline, "step")
-        if batch.array is not None:
-            self._views.actions(batch.code)[...] = batch.array
-            self._begin(Opcode.STEP, "step", None, deadline, code=batch.code)
+        array, code, objects = check_actions(actions, self.num_envs, self.description.action)
+        deadline = _deadline(self._config.step_timeout)
+        self._settle("step", deadline)
+        if array is not None:
+            self._views.actions(code)[...] = array
+            self._command(Opcode.STEP, "step", self._workers, None, deadline, code)
         else:
-            messages = [dumps([batch.objects[i] for i in worker.env_ids]) for worker in self._workers]
-            self._begin(Opcode.STEP_OBJECTS, "step", messages, deadline)
+            messages = [dumps([objects[i] for i in worker.env_ids]) for worker in self._workers]
+            self._command(Opcode.STEP_OBJECTS, "step", self._workers, messages, deadline)
         self.state = EngineState.PENDING
 
     def recv(self, timeout: float | None = None) -> StepResult:
         """See :class:`Engine`; ``timeout`` in seconds, None for the configured one."""
-        self._check_usable("step()")
         if self.state is not EngineState.PENDING:
+            self._check_usable("step()")
             raise CallError("no step is pending: send one first")
-        self._receive_step(self._config.step_timeout if timeout is None else timeout)
-        result, self._received = self._received, None
+        result = self._receive_step(self._config.step_timeout if timeout is None else timeout)
+        self._received = None
         self.state = EngineState.IDLE
-        assert result is not None
         return result
 
-    def _receive_step(self, seconds: float | None) -> None:
+    def _receive_step(self, seconds: float | None) -> StepResult:
         if self._received is None:
-            self._collect("step", self._deadline(seconds), seconds)
+            self._collect("step", _deadline(seconds), seconds)
             self._received = self._batch.step(self._news)
+        return self._received
 
     def call(
         self, name: str, function: Callable[..., Any], *args: Any, env_ids: Iterable[int], **kwargs: Any
     ) -> list[Any]:
         """See :class:`Engine`."""
         self._check_usable(name)
-        ids = list(env_ids)
-        if self.state is EngineState.PENDING:
+        state = self.state
+        if state is EngineState.PENDING:
             self._receive_step(self._config.step_timeout)
-        rows: dict[int, list[int]] = {}
+        ids = list(env_ids)
         places: dict[int, list[int]] = {}
         for place, env_id in enumerate(ids):
-            worker = self._worker_of[env_id]
-            rows.setdefault(worker.index, []).append(env_id - worker.env_ids.start)
-            places.setdefault(worker.index, []).append(place)
-        targets = [self._workers[index] for index in rows]
+            places.setdefault(self._worker_of[env_id].index, []).append(place)
+        targets = [self._workers[index] for index in places]
         # Pickled before anything is sent, so that arguments which cannot be leave no worker waiting.
-        messages = [dumps(CallRequest(name, function, args, kwargs, rows[worker.index])) for worker in targets]
-        self._settle(targets, None, name)
-        state = self.state
-        self._enter_sending(name)
-        for worker, message in zip(targets, messages, strict=True):
-            self._command(worker, name, Opcode.CALL, message=message)
+        messages = [
+            dumps(CallRequest(name, function, args, kwargs, [ids[p] - w.env_ids.start for p in places[w.index]]))
+            for w in targets
+        ]
+        self._settle(name, None)
+        self._command(Opcode.CALL, name, targets, messages, None)
         self.state = state
         results: list[Any] = [None] * len(ids)
         failure: RemoteFailure | None = None
-        missing = {worker.index: worker for worker in targets}
-        while missing:
-            worker, status, payload = self._next_reply(missing, name, None, None)
+        while self._missing:
+            worker, status, payload = self._next_reply(name, None, None)
             value = pickle.loads(payload)
             if status == Status.FAILED:
                 failure = failure or value
@@ -204,86 +204,79 @@ class ProcessEngine:
 
     def close(self) -> None:
         """See :class:`Engine`."""
-        if self.state is EngineState.CLOSED:
+        if self.state in (EngineState.CLOSED, EngineState.FOREIGN):
             return
         self.state = EngineState.CLOSED
+        self._pool.stop()
         self._finalizer.detach()
-        self._pool.stop(closed=self._asked_to_close)
+
+    def disown(self) -> None:
+        """In a forked child: these environments are its parent's."""
+        self.state = EngineState.FOREIGN
 
     def _check_usable(self, what: str) -> None:
         if self.state is EngineState.BROKEN:
             raise BrokenError(f"{what} is not possible: {self._why_broken}. Only close() is")
         if self.state is EngineState.CLOSED:
             raise ClosedError(f"{what} is not possible: the environments have been closed")
-        if os.getpid() != self._owner:
+        if self.state is EngineState.FOREIGN:
             raise CallError(
-                f"{what} is not possible here: these environments belong to process {self._owner}, and this is its "
-                f"forked child {os.getpid()}. Make environments of its own there"
+                f"{what} is not possible in this process ({os.getpid()}), a forked child of the one that made these "
+                "environments: make others here"
             )
 
-    def _deadline(self, seconds: float | None) -> float | None:
-        return None if seconds is None else time.monotonic() + seconds
-
-    def _begin(
+    def _command(
         self,
         opcode: Opcode,
         name: str,
+        workers: list[WorkerHandle],
         messages: list[bytes] | None,
         deadline: float | None,
         code: int = 0,
     ) -> None:
-        """Command all workers; from here on :meth:`_collect` waits for them."""
-        self._enter_sending(name)
-        self._missing = {worker.index: worker for worker in self._workers}
-        self._news = [NO_NEWS] * len(self._workers)
-        if messages is None:
-            for worker in self._workers:
-                worker.command(opcode, code=code, spin_us=self._config.worker_spin_us)
-            return
-        for worker, message in zip(self._workers, messages, strict=True):
-            self._command(worker, name, opcode, message=message, deadline=deadline)
-
-    def _enter_sending(self, name: str) -> None:
-        """Until the caller sets another state: an interrupt may leave some workers with a command and some without."""
+        """Command some workers, whose replies are missing from here on; the caller then sets the state."""
+        # An interrupt in the midst of this would leave some workers with a command and some without.
         self.state = EngineState.BROKEN
         self._why_broken = f"sending {name} to the workers was interrupted"
+        self._opcode = opcode
+        self._missing = {worker.index: worker for worker in workers}
+        self._news = [NO_NEWS] * len(self._workers)
+        if messages is None:
+            for worker in workers:
+                worker.command(opcode, code, self._config.worker_spin_us)
+            return
+        for worker, message in zip(workers, messages, strict=True):
+            try:
+                worker.command(opcode)
+                worker.channel.send(message, deadline=deadline, sentinel=worker.process.sentinel)
+            except Gone:
+                self._break(death_of(worker, name))
+            except TimeoutError:
+                # Half a message may be on its way: there is no going on from here.
+                self._break(WorkerTimeoutError(f"worker {worker.index} did not take its command in time, in {name}"))
 
-    def _command(
-        self, worker: WorkerHandle, name: str, opcode: Opcode, *, message: bytes, deadline: float | None = None
-    ) -> None:
-        try:
-            worker.command(opcode, message=message, deadline=deadline)
-        except Gone:
-            self._break(death_of(worker, name))
-        except TimeoutError:
-            # Half a message may be on its way: there is no going on from here.
-            self._break(
-                WorkerTimeoutError(f"worker {worker.index} did not take its command in time, in {name}")
-            )
-
-    def _settle(self, workers: Iterable[WorkerHandle], deadline: float | None, name: str) -> None:
-        """Take the replies that nobody has waited for, after a timeout or before a reset."""
-        late = {worker.index: worker for worker in workers if worker.busy}
-        while late:
-            _, status, payload = self._next_reply(late, name, deadline, None)
-            if status == Status.FAILED and self._missing:
-                self._fail(pickle.loads(payload))
-        self._missing = {}
+    def _settle(self, name: str, deadline: float | None) -> None:
+        """Take replies that nobody has waited for, after a timeout or an interrupt or before a reset."""
+        while self._missing:
+            _, status, payload = self._next_reply(name, deadline, None)
+            if status == Status.FAILED and self._opcode is not Opcode.CALL:
+                self._break(pickle.loads(payload).exception())
 
     def _collect(self, name: str, deadline: float | None, seconds: float | None) -> None:
         """Wait for the replies of all workers and keep their news; a failure among them breaks the engine."""
         while self._missing:
-            worker, status, payload = self._next_reply(self._missing, name, deadline, seconds)
-            value = pickle.loads(payload) if payload else NO_NEWS
-            if status == Status.FAILED:
-                self._fail(value)
-            self._news[worker.index] = value
+            worker, status, payload = self._next_reply(name, deadline, seconds)
+            if payload:
+                value = pickle.loads(payload)
+                if status == Status.FAILED:
+                    self._break(value.exception())
+                self._news[worker.index] = value
 
     def _next_reply(
-        self, missing: dict[int, WorkerHandle], name: str, deadline: float | None, seconds: float | None
+        self, name: str, deadline: float | None, seconds: float | None
     ) -> tuple[WorkerHandle, int, bytes]:
-        """Take one reply out of those that are missing."""
-        worker = next(iter(missing.values()))
+        """Take one of the missing replies."""
+        worker = next(iter(self._missing.values()))
         try:
             if self._config.parent_spin_us:
                 spin(worker.reply, 0, worker.sequence, self._config.parent_spin_us * 1e-6)
@@ -292,53 +285,59 @@ class ProcessEngine:
                 left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
                 rung = worker.reply_bell.wait(max(left, 0))
                 if not rung:
-                    worker, rung = self._look_around(missing, worker, name)
+                    worker, rung = self._look_around(worker, name)
                     if not rung and deadline is not None and time.monotonic() >= deadline:
-                        raise self._timeout(missing, name, seconds)
-            del missing[worker.index]
+                        raise self._timeout(name, seconds)
+            del self._missing[worker.index]
             status, payload = worker.take_reply()
         except Gone:
             self._break(death_of(worker, name))
         return worker, status, payload
 
-    def _look_around(
-        self, missing: dict[int, WorkerHandle], current: WorkerHandle, name: str
-    ) -> tuple[WorkerHandle, bool]:
+    def _look_around(self, current: WorkerHandle, name: str) -> tuple[WorkerHandle, bool]:
         """Another worker that has replied, if any; breaks the engine if one has died."""
-        for worker in missing.values():
+        for worker in self._missing.values():
             # The second: an interrupt may have come between taking the ring and taking note of it.
             if worker.reply_bell.wait(0) or (worker is current and worker.reply[0] == worker.sequence):
                 return worker, True
-        for worker in missing.values():
-            # Its last reply may have come between the two looks.
+        for worker in self._missing.values():
             if worker.process.poll() is not None:
+                # Its last reply may have come between the two looks.
                 if worker.reply_bell.wait(0):
                     return worker, True
                 self._break(death_of(worker, name))
         return current, False
 
-    def _timeout(self, missing: dict[int, WorkerHandle], name: str, seconds: float | None) -> WorkerTimeoutError:
-        env_ids = tuple(i for worker in missing.values() for i in worker.env_ids)
-        pids = ", ".join(f"worker {worker.index} (pid {worker.process.pid})" for worker in missing.values())
+    def _timeout(self, name: str, seconds: float | None) -> WorkerTimeoutError:
+        missing = self._missing.values()
+        env_ids = tuple(i for worker in missing for i in worker.env_ids)
+        pids = ", ".join(f"worker {worker.index} (pid {worker.process.pid})" for worker in missing)
         limit = "in time" if seconds is None else f"within {seconds} s"
         return WorkerTimeoutError(
             f"{name} did not finish {limit}: waiting for envs {list(env_ids)} of {pids}", env_indices=env_ids
         )
-
-    def _fail(self, failure: RemoteFailure) -> NoReturn:
-        self._break(failure.exception())
 
     def _break(self, error: BaseException) -> NoReturn:
         """Raise an error that ends this engine; the healthy workers close their environments meanwhile."""
         first_line = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0]
         self._why_broken = f"they ended with an error before ({first_line})"
         self.state = EngineState.BROKEN
-        if not self._asked_to_close:
-            self._asked_to_close = True
-            self._pool.ask_to_close()
+        self._pool.ask_to_close()
         raise error
 
 
-def _stop(pool: WorkerPool) -> None:
-    pool.stop(closed=False)
+class _ForkGuard:
+    """Tells an engine when it finds itself in a forked child; the engine keeps it alive."""
 
+    def __init__(self, engine: ProcessEngine) -> None:
+        self._engine = weakref.ref(engine)
+        close_in_children(self)
+
+    def close(self) -> None:
+        engine = self._engine()
+        if engine is not None:
+            engine.disown()
+
+
+def _deadline(seconds: float | None) -> float | None:
+    return None if seconds is None else time.monotonic() + seconds

@@ -49,6 +49,8 @@ class StepFlag(IntFlag):
     TRUNCATED = 2
     #: ``truncated`` was a ``numpy.bool_``: some faces hand it on as it came.
     TRUNCATED_IS_NUMPY = 4
+    #: The last observation of the episode lies in ``final``, exactly as the environment gave it.
+    FINAL_IN_BLOCK = 8
 
 
 @dataclass(frozen=True)

@@ -51,13 +51,11 @@ class WorkerHandle:
 
     Attributes:
         sequence: Number of the last command sent.
-        busy: Whether the reply to that command has not been taken yet.
     """
 
     def __init__(self, index: int, env_ids: range, process: WorkerProcess, channel: Channel) -> None:
         self.index, self.env_ids, self.process, self.channel = index, env_ids, process, channel
         self.sequence = 0
-        self.busy = False
         self.command_bell: Bell
         self.reply_bell: Bell
 
@@ -74,23 +72,13 @@ class WorkerHandle:
         else:
             self.command_bell = self.reply_bell = ChannelBell(self.channel)
 
-    def command(
-        self, opcode: Opcode, *, code: int = 0, spin_us: int = 0, message: bytes = b"", deadline: float | None = None
-    ) -> None:
-        """Give the worker something to do.
-
-        Raises:
-            Gone: It has died.
-            TimeoutError: It did not read the message in time.
-        """
+    def command(self, opcode: int, code: int = 0, spin_us: int = 0) -> None:
+        """Give the worker something to do; what does not fit in a row follows on the channel."""
         command = self._command
-        command[1], command[2], command[3] = opcode.value, code, spin_us
+        command[1], command[2], command[3] = opcode, code, spin_us
         self.sequence += 1
         command[0] = self.sequence
-        self.busy = True
         self.command_bell.ring()
-        if message:
-            self.channel.send(message, deadline=deadline, sentinel=self.process.sentinel)
 
     def take_reply(self) -> tuple[int, bytes]:
         """Status and payload of the reply whose ring has just been taken.
@@ -98,7 +86,6 @@ class WorkerHandle:
         Raises:
             Gone: The worker died while sending a payload too large for the mailbox.
         """
-        self.busy = False
         status, nbytes = self.reply[1], self.reply[2]
         if nbytes <= len(self._mailbox):
             return status, bytes(self._mailbox[:nbytes]) if nbytes else b""
@@ -145,6 +132,7 @@ class WorkerPool:
         self._config = config
         self._adapter = adapter
         self._owner = os.getpid()
+        self._asked_to_close = False
         self._server: ForkServer | None = None
         self._block: SharedBlock | None = None
         self._lifeline: LifeLine | None = None
@@ -157,7 +145,7 @@ class WorkerPool:
             self.description = self._agreed(self._gather(deadline))
             self.views = self._share(deadline)
         except BaseException:
-            self.stop(closed=False)
+            self.stop()
             raise
 
     def _start(self, env_fns: Sequence[Callable[[], Any]], deadline: float | None) -> None:
@@ -293,16 +281,11 @@ class WorkerPool:
             env_indices=missing,
         )
 
-    def stop(self, *, closed: bool) -> None:
-        """End every worker: ask, wait for ``close_timeout``, terminate, kill. Never raises for a dead one.
-
-        Args:
-            closed: Whether the workers have been asked to close already.
-        """
+    def stop(self) -> None:
+        """End every worker: ask, wait for ``close_timeout``, terminate, kill. Idempotent; never raises for a dead one."""
         if os.getpid() != self._owner:
             return
-        if not closed:
-            self.ask_to_close()
+        self.ask_to_close()
         deadline = time.monotonic() + self._config.close_timeout
         running: list[WorkerProcess] = [worker.process for worker in self.workers]
         while running and time.monotonic() < deadline:
@@ -325,7 +308,10 @@ class WorkerPool:
             self._server = None
 
     def ask_to_close(self) -> None:
-        """Tell every worker to close its environments and end, without waiting."""
+        """Tell every worker, once, to close its environments and end; does not wait."""
+        if self._asked_to_close:
+            return
+        self._asked_to_close = True
         for worker in self.workers:
             with contextlib.suppress(Gone, TimeoutError, OSError):
                 if hasattr(worker, "command_bell"):

@@ -136,7 +136,7 @@ class StepNews(NamedTuple):
         schemas: Info schemas that appear for the first time.
         rests: Frozen ``infos.Rest`` by row.
         reset_infos: Frozen infos of the resets that happened, by row.
-        finals: Frozen last observations by row; None where the ``finals`` arrays hold it exactly.
+        finals: Frozen last observations by row, where the block does not hold them exactly.
         objects: Frozen values of the leaves that travel as pickles, by (leaf, row).
     """
 

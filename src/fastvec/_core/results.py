@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastvec._core.infos import InfoReader
-from fastvec._core.layout import BatchViews
+from fastvec._core.layout import BatchViews, StepFlag
 from fastvec._core.protocol import NO_NEWS, StepNews
-from fastvec._core.structure import EnvDescription, Node, build
+from fastvec._core.structure import EnvDescription, build
 
 __all__ = ["BatchReader", "ResetResult", "StepResult"]
+
+_FINAL_IN_BLOCK = StepFlag.FINAL_IN_BLOCK.value
 
 
 class StepResult(NamedTuple):
@@ -26,7 +28,7 @@ class StepResult(NamedTuple):
         observations: Arrays ``(num_envs, *shape)`` of the declared dtypes, nested as declared. Where an episode
             has ended it is the first one of the next.
         rewards: ``(num_envs,) float64``.
-        flags: ``(num_envs,) uint8`` of :class:`~fastvec._core.layout.StepFlag`.
+        flags: One byte an environment, bits of :class:`~fastvec._core.layout.StepFlag`.
         infos: What each environment returned beside.
         finals: The last observation of each episode that has ended, by environment, as the environment gave it.
         reset_infos: Infos of the resets that followed, by environment, where they were not empty.
@@ -34,7 +36,7 @@ class StepResult(NamedTuple):
 
     observations: Any
     rewards: NDArray[np.float64]
-    flags: NDArray[np.uint8]
+    flags: bytes
     infos: list[dict[Any, Any]]
     finals: dict[int, Any]
     reset_infos: dict[int, Any]
@@ -63,15 +65,30 @@ class BatchReader:
         self._tree = description.observation
         self._views = views
         self._num_envs = views.layout.num_envs
-        self._readers = [_SliceReader(self._tree, views, env_ids, thaw) for env_ids in slices]
+        self._codes = views.info_codes
+        self._no_codes, self._no_flags = bytes(views.info_codes.nbytes), bytes(views.flags.nbytes)
+        self._readers = [_SliceReader(views, env_ids, thaw) for env_ids in slices]
 
     def step(self, news: list[StepNews]) -> StepResult:
         """The result of a step, from the news of each slice."""
         arrays = self._copied()
-        result = StepResult(None, self._views.rewards.copy(), self._views.flags.copy(), [], {}, {})
-        for reader, one in zip(self._readers, news, strict=True):
-            reader.step(one, arrays, result)
-        return result._replace(observations=build(self._tree, iter(arrays)))
+        flags = self._views.flags.tobytes()
+        finals: dict[int, Any] = {}
+        reset_infos: dict[int, Any] = {}
+        # The common case first: no infos, no ends. It is read in one look, as the caches are cold after a wait.
+        if self._codes.tobytes() == self._no_codes and all(one is NO_NEWS for one in news):
+            infos: list[dict[Any, Any]] = [{} for _ in range(self._num_envs)]
+        else:
+            infos = []
+            for reader, one in zip(self._readers, news, strict=True):
+                infos += reader.step(one, arrays, finals, reset_infos)
+        if flags != self._no_flags:
+            for index, flag in enumerate(flags):
+                if flag & _FINAL_IN_BLOCK:
+                    finals[index] = build(self._tree, (a[index].copy() for a in self._views.finals if a is not None))
+        return StepResult(
+            build(self._tree, iter(arrays)), self._views.rewards.copy(), flags, infos, finals, reset_infos
+        )
 
     def reset(self, news: list[StepNews]) -> ResetResult:
         """The result of a reset, from the news of each slice."""
@@ -88,24 +105,22 @@ class BatchReader:
 
 
 class _SliceReader:
-    def __init__(self, tree: Node, views: BatchViews, env_ids: range, thaw: Callable[[Any], Any]) -> None:
+    def __init__(self, views: BatchViews, env_ids: range, thaw: Callable[[Any], Any]) -> None:
         rows = slice(env_ids.start, env_ids.stop)
-        self._tree, self._env_ids, self._thaw = tree, env_ids, thaw
-        self._finals = [array if array is None else array[rows] for array in views.finals]
+        self._env_ids, self._thaw = env_ids, thaw
         self._infos = InfoReader(views.info_codes[rows], views.info_cells[rows], thaw)
 
-    def step(self, news: StepNews, arrays: list[NDArray[Any]], result: StepResult) -> None:
+    def step(
+        self, news: StepNews, arrays: list[NDArray[Any]], finals: dict[int, Any], reset_infos: dict[int, Any]
+    ) -> list[dict[Any, Any]]:
         if news is NO_NEWS:
-            result.infos.extend(self._infos.read({}))
-            return
+            return self._infos.read({})
         self._infos.learn(news.schemas)
-        result.infos.extend(self._infos.read(news.rests))
-        start = self._env_ids.start
-        for row, frozen in news.finals.items():
-            result.finals[start + row] = self._final(row) if frozen is None else self._thaw(frozen)
-        for row, frozen in news.reset_infos.items():
-            result.reset_infos[start + row] = self._thaw(frozen)
+        start, thaw = self._env_ids.start, self._thaw
+        finals.update((start + row, thaw(frozen)) for row, frozen in news.finals.items())
+        reset_infos.update((start + row, thaw(frozen)) for row, frozen in news.reset_infos.items())
         self._fill_objects(news, arrays)
+        return self._infos.read(news.rests)
 
     def reset(self, news: StepNews, arrays: list[NDArray[Any]]) -> list[dict[Any, Any]]:
         self._fill_objects(news, arrays)
@@ -113,9 +128,6 @@ class _SliceReader:
         for row, frozen in news.reset_infos.items():
             infos[row] = self._thaw(frozen)
         return infos
-
-    def _final(self, row: int) -> Any:
-        return build(self._tree, (array[row].copy() for array in self._finals if array is not None))
 
     def _fill_objects(self, news: StepNews, arrays: list[NDArray[Any]]) -> None:
         for (leaf, row), frozen in news.objects.items():

@@ -20,7 +20,11 @@ from fastvec._core.protocol import NO_NEWS, Adapter, EnvFailure, StepNews
 from fastvec._core.structure import EnvDescription, lookup
 from fastvec.errors import DuplicateEnvError, EnvError, FactoryError, InfoError, ObservationError, RewardError
 
-__all__ = ["EnvRunner", "build_envs"]
+__all__ = ["EnvRunner", "build_envs", "close_envs"]
+
+# As plain integers: arithmetic of enum members would cost a microsecond an environment.
+_TERMINATED, _TRUNCATED = StepFlag.TERMINATED.value, StepFlag.TRUNCATED.value
+_TRUNCATED_IS_NUMPY, _FINAL_IN_BLOCK = StepFlag.TRUNCATED_IS_NUMPY.value, StepFlag.FINAL_IN_BLOCK.value
 
 def build_envs(env_fns: Sequence[Callable[[], Any]], env_ids: range, adapter: Adapter) -> list[Any]:
     """Call the factories.
@@ -135,21 +139,20 @@ class EnvRunner:
                     raise RewardError(
                         f"a reward must be a real number, got {reward!r} of type {type(reward).__name__}"
                     ) from None
-                flag = 0
-                if truncated:
-                    flag = StepFlag.TRUNCATED.value
+                flag = _TRUNCATED if truncated else 0
                 if type(truncated) is np.bool_:
-                    flag |= StepFlag.TRUNCATED_IS_NUMPY.value
+                    flag |= _TRUNCATED_IS_NUMPY
                 # Before a reset, which may change the very dict and arrays that the step returned.
                 rest = write_info(row, info)
                 if rest is not None:
                     rests[row] = rest
-                if terminated:
-                    flag |= StepFlag.TERMINATED.value
-                flags[row] = flag
                 if terminated or truncated:
-                    self._keep_final(row, observation, finals)
+                    if terminated:
+                        flag |= _TERMINATED
+                    if self._keep_final(row, observation, finals):
+                        flag |= _FINAL_IN_BLOCK
                     observation = self._take_reset(row, env.reset(), reset_infos)
+                flags[row] = flag
                 write(row, observation)
         except BaseException as error:
             raise EnvFailure(self._env_ids[row], "step", error) from error
@@ -193,13 +196,13 @@ class EnvRunner:
                 raise InfoError(f"the info of reset() cannot be sent to the parent process: {error}") from error
         return observation
 
-    def _keep_final(self, row: int, observation: Any, finals: dict[int, Any]) -> None:
+    def _keep_final(self, row: int, observation: Any, finals: dict[int, Any]) -> bool:
+        """Keep the last observation of an episode; whether the block holds it."""
         if self._observations.exact(observation):
             for array, value in zip(self._finals, lookup(observation, self._tree, "observation"), strict=True):
                 assert array is not None
                 array[row] = value
-            finals[row] = None
-            return
+            return True
         # It must fit its space all the same, as the next learner will treat it like any other.
         self._write(row, observation)
         self._observations.objects.clear()
@@ -207,6 +210,7 @@ class EnvRunner:
             finals[row] = self._freeze(observation)
         except Exception as error:
             raise ObservationError(f"the final observation cannot be sent to the parent process: {error}") from error
+        return False
 
     def _news(self, rests: dict[int, Any], reset_infos: dict[int, Any], finals: dict[int, Any]) -> StepNews:
         objects = self._observations.objects
