@@ -47,7 +47,7 @@ def check_actions(actions: Any, num_envs: int, tree: Node) -> ActionBatch:
             raise ActionError(f"actions must have shape {expected}, got {actions.shape}")
         _check_dtype(actions.dtype, spec, "actions")
         code = _CODES.get(actions.dtype)
-        if code is not None:
+        if code is not None and actions.dtype.type is ACTION_DTYPES[code].type:
             return ActionBatch(actions, code, [])
     try:
         objects = list(actions)

@@ -107,6 +107,7 @@ class ProcessEngine:
         self._pool = WorkerPool(config, env_fns, adapter)
         self.num_envs = config.num_envs
         self.description = self._pool.description
+        assert self._pool.views is not None
         self._views = self._pool.views
         self._workers = self._pool.workers
         self._batch = BatchReader(self.description, self._views, (w.env_ids for w in self._workers), pickle.loads)
@@ -209,6 +210,8 @@ class ProcessEngine:
         self.state = EngineState.CLOSED
         self._pool.stop()
         self._finalizer.detach()
+        # Whatever refers to the block, so that its memory goes now.
+        del self._views, self._batch, self._workers, self._worker_of, self._missing, self._news, self._received
 
     def disown(self) -> None:
         """In a forked child: these environments are its parent's."""
@@ -258,9 +261,13 @@ class ProcessEngine:
     def _settle(self, name: str, deadline: float | None) -> None:
         """Take replies that nobody has waited for, after a timeout or an interrupt or before a reset."""
         while self._missing:
-            _, status, payload = self._next_reply(name, deadline, None)
-            if status == Status.FAILED and self._opcode is not Opcode.CALL:
-                self._break(pickle.loads(payload).exception())
+            worker, status, payload = self._next_reply(name, deadline, None)
+            if self._opcode is Opcode.CALL or not payload:
+                continue
+            value = pickle.loads(payload)
+            if status == Status.FAILED:
+                self._break(value.exception())
+            self._batch.learn(worker.index, value)
 
     def _collect(self, name: str, deadline: float | None, seconds: float | None) -> None:
         """Wait for the replies of all workers and keep their news; a failure among them breaks the engine."""

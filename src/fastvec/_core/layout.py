@@ -38,7 +38,14 @@ INFO_CELLS = 128
 MAILBOX_BYTES = 1 << 16
 
 #: Dtypes in which a batch of actions may travel; its index in this tuple goes with the command.
-ACTION_DTYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(char) for char in "?bBhHiIqQefd")
+ACTION_DTYPES: tuple[np.dtype[Any], ...] = tuple(
+    # By their types: several characters name an int64, and the scalars of each are of another type.
+    np.dtype(kind)
+    for kind in (
+        *(np.bool_, np.float16, np.float32, np.float64),
+        *(np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
+    )
+)
 _ACTION_ITEMSIZE = 8
 
 

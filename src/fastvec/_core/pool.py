@@ -137,6 +137,7 @@ class WorkerPool:
         self._block: SharedBlock | None = None
         self._lifeline: LifeLine | None = None
         self.workers: list[WorkerHandle] = []
+        self.views: BatchViews | None = None
         deadline = None if config.start_timeout is None else time.monotonic() + config.start_timeout
         try:
             if sys.platform != "win32":
@@ -306,6 +307,8 @@ class WorkerPool:
         if self._server is not None:
             self._server.release()
             self._server = None
+        self.workers = []
+        self.views = None
 
     def ask_to_close(self) -> None:
         """Tell every worker, once, to close its environments and end; does not wait."""

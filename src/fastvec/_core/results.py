@@ -98,6 +98,10 @@ class BatchReader:
             infos += reader.reset(one, arrays)
         return ResetResult(build(self._tree, iter(arrays)), infos)
 
+    def learn(self, index: int, news: StepNews) -> None:
+        """Take note of what the dropped news of a slice announce for later ones."""
+        self._readers[index].learn(news)
+
     def _copied(self) -> list[NDArray[Any]]:
         return [
             np.empty(self._num_envs, object) if array is None else array.copy() for array in self._views.observations
@@ -115,12 +119,15 @@ class _SliceReader:
     ) -> list[dict[Any, Any]]:
         if news is NO_NEWS:
             return self._infos.read({})
-        self._infos.learn(news.schemas)
+        self.learn(news)
         start, thaw = self._env_ids.start, self._thaw
         finals.update((start + row, thaw(frozen)) for row, frozen in news.finals.items())
         reset_infos.update((start + row, thaw(frozen)) for row, frozen in news.reset_infos.items())
         self._fill_objects(news, arrays)
         return self._infos.read(news.rests)
+
+    def learn(self, news: StepNews) -> None:
+        self._infos.learn(news.schemas)
 
     def reset(self, news: StepNews, arrays: list[NDArray[Any]]) -> list[dict[Any, Any]]:
         self._fill_objects(news, arrays)

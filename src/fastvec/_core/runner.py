@@ -205,7 +205,6 @@ class EnvRunner:
             return True
         # It must fit its space all the same, as the next learner will treat it like any other.
         self._write(row, observation)
-        self._observations.objects.clear()
         try:
             finals[row] = self._freeze(observation)
         except Exception as error:

@@ -48,10 +48,11 @@ class SharedBlock:
             raise
 
     def close(self) -> None:
-        """Give up the descriptor; the mapping goes with the last array over it."""
+        """Give up the descriptor and the mapping, which goes with the last array over it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+            del self.buffer
 
 
 def _anonymous_fd(nbytes: int) -> int:

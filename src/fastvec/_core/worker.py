@@ -101,6 +101,7 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
         layout: BatchLayout
         layout, with_semaphores = pickle.loads(channel.receive())
         block = SharedBlock(channel.take_fds()[0], layout.nbytes)
+        views = BatchViews(layout, block.buffer)
         block.close()
     except EnvFailure as failure:
         close_envs(envs)
@@ -109,7 +110,6 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
     except Gone:  # the parent gave up, perhaps because of another worker's environments
         close_envs(envs)
         raise
-    views = BatchViews(layout, block.buffer)
     runner = EnvRunner(envs, init.env_ids, description, views, freeze=freeze, unsafe_casts=init.unsafe_casts)
     # Long-lived objects of big libraries would be walked at every full collection.
     gc.collect()

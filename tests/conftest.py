@@ -1,0 +1,57 @@
+"""Every test leaves the machine as it found it: no child, no descriptor, no entry in /dev/shm."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+
+def _children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def _descriptors() -> dict[str, str]:
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+    return found
+
+
+def _shared_files() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def eventually(check, seconds: float = 5.0):
+    """Poll until ``check()`` is true; its last value."""
+    deadline = time.monotonic() + seconds
+    while not (value := check()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return value
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(request):
+    """Fail a test that leaves a process, a descriptor or shared memory."""
+    if request.node.get_closest_marker("leaves_something") or not Path("/proc/self/fd").exists():
+        yield
+        return
+    gc.collect()
+    children, descriptors, files = _children(), _descriptors(), _shared_files()
+    yield
+    gc.collect()
+    assert eventually(lambda: _children() <= children), f"left processes: {_children() - children}"
+    # What libraries open once for good (random devices, event loops) is no leak of ours: count what we open.
+    ours = ("socket:", "pipe:", "anon_inode:[pidfd]", "/memfd:")
+    left = {
+        fd: name for fd, name in _descriptors().items() if fd not in descriptors and name.startswith(ours)
+    }
+    assert not left, f"left descriptors: {left}"
+    assert _shared_files() <= files, f"left in /dev/shm: {_shared_files() - files}"

@@ -1,0 +1,27 @@
+"""Engines for contract tests: every kind, over Gymnasium environments, without a learning framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastvec._core.config import EngineConfig
+from fastvec._core.engine import Engine, ProcessEngine
+from fastvec._core.serial import SerialEngine
+from fastvec._spaces import GymnasiumAdapter, registered_specs
+
+START_METHODS = ("fork", "spawn", "forkserver")
+
+
+def make_engine(env_fns: list[Any], *, adapter: GymnasiumAdapter | None = None, **options: Any) -> Engine:
+    """An engine over some factories, by default with 2 forked workers."""
+    options = {"num_workers": 2, "start_method": "fork", "start_timeout": 60.0, **options}
+    config = EngineConfig.resolve(len(env_fns), **options)
+    adapter = adapter or GymnasiumAdapter(registered=registered_specs() if config.num_workers else ())
+    return (ProcessEngine if config.num_workers else SerialEngine)(config, env_fns, adapter)
+
+
+def reset(engine: Engine, seed: int | None = None, options: Any = None) -> Any:
+    """Reset all environments with consecutive seeds."""
+    n = engine.num_envs
+    seeds = [None] * n if seed is None else [seed + i for i in range(n)]
+    return engine.reset(seeds, [options] * n)

@@ -1,0 +1,190 @@
+"""Environments for tests: each shows in its numbers which one it is, and fails where it is told to."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class CountingEnv(gymnasium.Env):
+    """Observes ``[env_id, episode, step]`` in one buffer that it reuses; reward is the step, action is echoed."""
+
+    def __init__(self, env_id: int, horizon: int | None = None) -> None:
+        self.observation_space = spaces.Box(-1e6, 1e6, (3,), np.float32)
+        self.action_space = spaces.Discrete(5)
+        self.env_id, self.horizon = env_id, horizon
+        self.buffer = np.zeros(3, np.float32)
+        self.episode, self.count = -1, 0
+        self.reset_calls: list[Any] = []
+        self.secret = lambda: None  # cannot be pickled by plain pickle
+
+    def reset(self, *, seed=None, options=None):
+        self.reset_calls.append((seed, options))
+        self.episode += 1
+        self.count = 0
+        self.buffer[:] = self.env_id, self.episode, 0
+        return self.buffer, {"episode_number": self.episode}
+
+    def step(self, action):
+        self.count += 1
+        self.buffer[:] = self.env_id, self.episode, self.count
+        truncated = self.horizon is not None and self.count >= self.horizon
+        info = {"action": action, "kind": type(action).__name__, "count": self.count}
+        return self.buffer, float(self.count), False, truncated, info
+
+    def add(self, a, b=0):
+        return self.env_id + a + b
+
+
+class SpaceEnv(gymnasium.Env):
+    """Samples a space as observations; infos of every kind; episodes of 7 steps, ended in turn by each flag."""
+
+    def __init__(self, space: spaces.Space, env_id: int = 0) -> None:
+        self.observation_space = copy.deepcopy(space)  # sampling changes it
+        self.action_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.env_id, self.count, self.episode = env_id, 0, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.count = 0
+        self.episode += 1
+        info = {"first": self.np_random.random(), "options": options} if self.episode % 2 else {}
+        return self.observation_space.sample(), info
+
+    def step(self, action):
+        self.count += 1
+        done = self.count >= 4 + self.env_id
+        terminated = done and self.episode % 3 != 1
+        truncated = np.bool_(done and self.episode % 3 != 2)
+        info: dict[str, Any] = {
+            "float": self.np_random.random(),
+            "np_float": np.float64(self.np_random.random()),
+            "narrow": np.float32(self.np_random.random()),
+            "int": self.count,
+            "np_int": np.int32(self.count),
+            "bool": done,
+            "np_bool": np.bool_(done),
+            "vector": self.np_random.random(3).astype(np.float32),
+        }
+        if self.count % 2:
+            info["text"] = f"step {self.count}"
+        if done:
+            info["episode"] = {"r": 1.5, "l": self.count}
+            info["big"] = 2**80
+        return self.observation_space.sample(), np.float64(self.np_random.random()), terminated, truncated, info
+
+
+class OddError(Exception):
+    """An exception whose constructor cannot be called with its message."""
+
+    def __init__(self, *, code: int, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+
+
+class UnpicklableError(Exception):
+    """An exception that holds what cannot be pickled."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.handle = open(os.devnull)  # noqa: SIM115
+
+
+class BaseOnlyError(BaseException):
+    """Derived from BaseException directly."""
+
+
+def fail(how: str) -> None:
+    """Do one of the faults."""
+    if how == "raise":
+        raise KeyError("bad torque")
+    if how == "odd":
+        raise OddError(code=7, detail="bad torque")
+    if how == "unpicklable":
+        raise UnpicklableError("bad torque")
+    if how == "base":
+        raise BaseOnlyError("bad torque")
+    if how == "native":
+        ctypes.pythonapi.PyErr_BadInternalCall.restype = ctypes.c_void_p
+        ctypes.pythonapi.PyErr_BadInternalCall()
+    if how == "sys.exit":
+        sys.exit(3)
+    if how == "os._exit":
+        os._exit(9)
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    if how.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, how))
+        time.sleep(60)
+    if how == "sleep":
+        time.sleep(3600)
+    if how == "busy":  # in C, with the GIL held
+        sum(range(10**12))
+
+
+class FaultyEnv(CountingEnv):
+    """Fails in one method, in one way, at one count."""
+
+    def __init__(self, env_id: int, where: str, how: str, at: int = 3, horizon: int | None = None) -> None:
+        super().__init__(env_id, horizon)
+        self.where, self.how, self.at = where, how, at
+        if where == "constructor":
+            fail(how)
+
+    def reset(self, *, seed=None, options=None):
+        if self.where == "reset":
+            fail(self.how)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        result = super().step(action)
+        if self.where == "step" and self.count == self.at:
+            fail(self.how)
+        return result
+
+    def close(self):
+        if self.where == "close":
+            fail(self.how)
+
+    def method(self):
+        fail(self.how)
+
+
+class SleepyEnv(CountingEnv):
+    """Sleeps in one step."""
+
+    def __init__(self, env_id: int, at: int, seconds: float) -> None:
+        super().__init__(env_id)
+        self.at, self.seconds = at, seconds
+
+    def step(self, action):
+        result = super().step(action)
+        if self.count == self.at:
+            time.sleep(self.seconds)
+        return result
+
+
+class ConstantEnv(gymnasium.Env):
+    """Returns what it is told to."""
+
+    def __init__(self, space, observation, reward=0.0, info=None):
+        self.observation_space = space
+        self.action_space = spaces.Discrete(2)
+        self.observation, self.reward, self.info = observation, reward, info
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample() if self.observation is None else self.observation, {}
+
+    def step(self, action):
+        observation = self.observation_space.sample() if self.observation is None else self.observation
+        return observation, self.reward, False, False, {} if self.info is None else self.info
