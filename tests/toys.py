@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -97,7 +98,7 @@ class UnpicklableError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        self.handle = open(os.devnull)  # noqa: SIM115
+        self.lock = threading.Lock()
 
 
 class BaseOnlyError(BaseException):
@@ -157,7 +158,8 @@ class FaultyEnv(CountingEnv):
             fail(self.how)
 
     def method(self):
-        fail(self.how)
+        if self.where == "method":
+            fail(self.how)
 
 
 class SleepyEnv(CountingEnv):
