@@ -27,6 +27,7 @@ from fastvec._core.protocol import Adapter, Opcode, RemoteFailure, WorkerInit, d
 from fastvec._core.shm import SharedBlock
 from fastvec._core.structure import EnvDescription
 from fastvec._core.sync import Bell, ChannelBell, SemaphoreBell, semaphores_work
+from fastvec._core.topology import pin_all_threads
 from fastvec.errors import SpaceMismatchError, WorkerDiedError, WorkerTimeoutError
 
 __all__ = ["WorkerHandle", "WorkerPool", "death_of"]
@@ -133,6 +134,7 @@ class WorkerPool:
         self._adapter = adapter
         self._owner = os.getpid()
         self._asked_to_close = False
+        self._mask_before: frozenset[int] | None = None
         self._server: ForkServer | None = None
         self._block: SharedBlock | None = None
         self._lifeline: LifeLine | None = None
@@ -145,6 +147,8 @@ class WorkerPool:
             self._start(env_fns, deadline)
             self.description = self._agreed(self._gather(deadline))
             self.views = self._share(deadline)
+            if config.learner_cpus is not None:
+                self._mask_before = pin_all_threads(config.learner_cpus)
         except BaseException:
             self.stop()
             raise
@@ -307,6 +311,9 @@ class WorkerPool:
         if self._server is not None:
             self._server.release()
             self._server = None
+        if self._mask_before is not None:
+            pin_all_threads(self._mask_before)
+            self._mask_before = None
         self.workers = []
         self.views = None
 

@@ -7,6 +7,7 @@ pure function of it. Nothing here starts a process or changes one, but :func:`pi
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Cpu", "Topology", "pin", "plan_affinity", "read_topology", "usable_cpu_count"]
+__all__ = ["Cpu", "Topology", "pin", "pin_all_threads", "plan_affinity", "read_topology"]
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,13 @@ def pin(cpus: frozenset[int]) -> None:
     os.sched_setaffinity(0, cpus)
 
 
-def usable_cpu_count() -> int:
-    """How many CPUs this process can keep busy, within its affinity mask and its cgroup's quota."""
-    return read_topology().usable
+def pin_all_threads(cpus: frozenset[int]) -> frozenset[int]:
+    """Bind every thread of this process, of which :func:`pin` reaches only the calling one; returns the mask before."""
+    before = frozenset(os.sched_getaffinity(0))
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended since
+            os.sched_setaffinity(int(task), cpus)
+    return before
 
 
 def read_topology(root: Path = Path("/")) -> Topology:

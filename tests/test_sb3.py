@@ -1,0 +1,322 @@
+"""The Stable-Baselines3 face: equal to DummyVecEnv bit for bit, and everything that SB3 relies on."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from test_engine import SPACES, assert_same
+from toys import ConstantEnv, CountingEnv, FaultyEnv, SpaceEnv
+
+pytest.importorskip("stable_baselines3")
+
+from stable_baselines3 import A2C, DQN, PPO, SAC, HerReplayBuffer
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    VecCheckNan,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+    VecVideoRecorder,
+)
+
+from fastvec import SharedMemVecEnv, errors
+
+WAYS = {
+    "serial": {"num_workers": 0},
+    "1 worker": {"num_workers": 1, "start_method": "fork"},
+    "2 workers": {"num_workers": 2, "start_method": "fork"},
+    "3 workers": {"num_workers": 3, "start_method": "fork"},
+    "spawn": {"num_workers": 2, "start_method": "spawn"},
+    "forkserver": {"num_workers": 2, "start_method": "forkserver"},
+}
+
+
+@pytest.fixture(params=["serial", "2 workers"])
+def way(request):
+    return WAYS[request.param]
+
+
+def plain(observations):
+    """DummyVecEnv gives an OrderedDict, SubprocVecEnv and SharedMemVecEnv a dict."""
+    return dict(observations) if isinstance(observations, dict) else observations
+
+
+def trace(venv, steps, seed=11):
+    """Everything that a VecEnv returns over some steps of random actions."""
+    rng = np.random.default_rng(seed)
+    space = venv.action_space
+    venv.seed(seed)
+    venv.set_options({"option": 1})
+    found = [(plain(venv.reset()), [dict(info) for info in venv.reset_infos])]
+    for _ in range(steps):
+        if isinstance(space, spaces.Discrete):
+            actions = rng.integers(space.n, size=venv.num_envs)
+        else:
+            actions = rng.uniform(space.low, space.high, (venv.num_envs, *space.shape)).astype(space.dtype)
+        observations, rewards, dones, infos = venv.step(actions)
+        for info in infos:
+            if "episode" in info:  # holds the wall clock
+                info["episode"] = {k: v for k, v in info["episode"].items() if k != "t"}
+        observations = plain(observations)
+        found.append((observations, rewards, dones, list(infos), [dict(info) for info in venv.reset_infos]))
+    venv.close()
+    return found
+
+
+@functools.lru_cache
+def dummy_trace(env_id, steps):
+    return trace(make_vec_env(env_id, n_envs=5, seed=1), steps)
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "BipedalWalker-v3", "HalfCheetah-v5", "Humanoid-v5"])
+def test_500_steps_equal_dummys_bit_for_bit(env_id, name):
+    """Observations, rewards, dones, infos with their types, terminal observations and reset infos."""
+    venv = make_vec_env(env_id, n_envs=5, seed=1, vec_env_cls=SharedMemVecEnv, vec_env_kwargs=WAYS[name])
+    assert_same(trace(venv, 500), dummy_trace(env_id, 500))
+
+
+@pytest.mark.parametrize("name", [n for n in SPACES if n not in ("nested", "text", "graph", "sequence", "oneof")])
+def test_every_space_of_dummys_equals_dummys(name, way):
+    """Toy environments of every kind of space that DummyVecEnv has, with infos of every kind."""
+    fns = [functools.partial(SpaceEnv, SPACES[name], i) for i in range(5)]
+    assert_same(trace(SharedMemVecEnv(fns, **way), 60), trace(DummyVecEnv(fns), 60))
+
+
+def test_the_terminal_observation_is_the_last_of_its_episode(way):
+    """Also of an environment that refills one buffer in reset(), where DummyVecEnv returns the wrong one."""
+    fns = [functools.partial(CountingEnv, i, horizon=2) for i in range(3)]
+    last = {}
+    for name, venv in (("ours", SharedMemVecEnv(fns, **way)), ("dummy", DummyVecEnv(fns))):
+        venv.reset()
+        venv.step(np.zeros(3, int))
+        last[name] = [info["terminal_observation"].tolist() for info in venv.step(np.zeros(3, int))[3]]
+        venv.close()
+    assert last["ours"] == [[i, 0, 2] for i in range(3)]
+    assert last["dummy"] == [[i, 1, 0] for i in range(3)]
+
+
+def test_what_comes_back_is_what_learners_rely_on(way):
+    """dtypes, ownership and containers of every returned value."""
+    venv = SharedMemVecEnv([functools.partial(CountingEnv, i, horizon=2) for i in range(3)], **way)
+    first = venv.reset()
+    assert type(first) is np.ndarray
+    observations, rewards, dones, infos = venv.step(np.zeros(3, int))
+    assert (observations.dtype, rewards.dtype, dones.dtype) == (np.float32, np.float32, np.bool_)
+    assert type(infos) is list
+    assert all(type(info) is dict for info in infos)
+    for array in (observations, rewards, dones):
+        assert array.flags.writeable
+    assert infos[0]["TimeLimit.truncated"] is False
+    kept = [observations.copy(), rewards.copy(), dones.copy()]
+    rewards += 1  # as PPO does at time limits
+    infos[0]["mine"] = 1
+    later = venv.step(np.zeros(3, int))
+    assert np.array_equal(observations, kept[0])
+    assert np.array_equal(dones, kept[2])
+    assert later[2].tolist() == [True] * 3
+    assert "mine" not in later[3][0]
+    assert later[3][0]["TimeLimit.truncated"] is True
+    venv.close()
+
+
+def test_the_reward_dtype_can_be_chosen(way):
+    """float32 rounds like DummyVecEnv, float64 keeps every digit."""
+    fns = [functools.partial(ConstantEnv, spaces.Discrete(2), 0, 0.1)]
+    for dtype, value in ((np.float32, float(np.float32(0.1))), (np.float64, 0.1)):
+        venv = SharedMemVecEnv(fns, reward_dtype=dtype, **way)
+        venv.reset()
+        rewards = venv.step([0])[1]
+        assert (rewards.dtype, rewards.item()) == (dtype, value)
+        venv.close()
+    with pytest.raises(errors.ConfigError, match="must be a floating dtype, got int32"):
+        SharedMemVecEnv(fns, reward_dtype=np.int32)
+
+
+def test_attributes_and_methods(way):
+    """get_attr, set_attr, has_attr, env_method and env_is_wrapped, with every kind of index."""
+    fns = [functools.partial(CountingEnv, i) for i in range(4)]
+    fns[2] = lambda: Monitor(CountingEnv(2))
+    venv = SharedMemVecEnv(fns, **way)
+    assert venv.get_attr("env_id") == [0, 1, 2, 3]
+    assert venv.get_attr("env_id", indices=[-1, 0, np.int64(2)]) == [3, 0, 2]
+    assert venv.get_attr("env_id", np.int64(1)) == [1]
+    assert venv.env_method("add", 1, b=2, indices=3) == [6]
+    venv.set_attr("tag", [7, 8], indices=(0, 2))
+    assert venv.has_attr("tag") is False
+    assert venv.get_attr("tag", [0, 2]) == [[7, 8], [7, 8]]
+    assert venv.has_attr("secret") is True
+    assert venv.env_is_wrapped(Monitor) == [False, False, True, False]
+    with pytest.raises(IndexError, match="there is no env 4: expected an index from 0 to 3"):
+        venv.get_attr("env_id", 4)
+    with pytest.raises(AttributeError):
+        venv.get_attr("nope")
+    venv.close()
+
+
+def test_envs_are_there_without_workers_only():
+    """`venv.envs` is the list of environments, as DummyVecEnv's; with workers the error says what to use."""
+    serial = SharedMemVecEnv([functools.partial(CountingEnv, 0)], num_workers=0)
+    assert serial.envs[0].env_id == 0
+    serial.close()
+    with SharedMemVecEnv([functools.partial(CountingEnv, 0)], start_method="fork") as venv:
+        with pytest.raises(AttributeError, match="num_workers=0"):
+            _ = venv.envs
+        assert not hasattr(venv, "envs")
+
+
+def test_metadata_and_render(way):
+    """The environments' own frame rate reaches VecVideoRecorder; images come from each environment."""
+    venv = make_vec_env("CartPole-v1", n_envs=3, vec_env_cls=SharedMemVecEnv, vec_env_kwargs=way)
+    assert venv.metadata["render_fps"] == 50
+    venv.reset()
+    images = venv.get_images()
+    assert [image.shape for image in images] == [(400, 600, 3)] * 3
+    assert venv.render().shape == (800, 1200, 3)
+    venv.close()
+
+
+def test_calls_after_an_error(way):
+    """An exception in step() is raised as itself; then everything but close() says that it is over, and why."""
+    venv = SharedMemVecEnv([functools.partial(FaultyEnv, i, "step" if i == 1 else "", "raise", 1) for i in range(3)], **way)
+    venv.reset()
+    with pytest.raises(KeyError, match="bad torque") as caught:
+        venv.step(np.zeros(3, int))
+    assert caught.value.__cause__.env_index == 1
+    with pytest.raises(errors.BrokenError, match="bad torque"):
+        venv.reset()
+    venv.close()
+    with pytest.raises(errors.ClosedError):
+        venv.reset()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"copy": False}, "copy=False is not supported yet"),
+        ({"in_series": 2, "num_workers": 3}, "in_series=2 puts 4 environments on 2 workers, but num_workers=3"),
+        ({"start_method": "spawn", "context": "fork"}, "two names of one option"),
+        ({"start_method": "illegal"}, "cannot find context for 'illegal'"),
+        ({"cpu_affinity": [10**6]}, "but this process may use"),
+        ({"step_timeout": -1}, "step_timeout must be a positive number of seconds or None, got -1"),
+        ({"close_timeout": None}, "close_timeout must be a number"),
+        ({"threads_per_worker": 0}, "threads_per_worker must be at least 1"),
+        ({"worker_env": {"A": 1}}, "mapping of strings to strings"),
+    ],
+)
+def test_wrong_options_say_what_was_expected(options, text):
+    """Each is a ConfigError, which is a ValueError, before anything has started."""
+    with pytest.raises(errors.ConfigError, match=text):
+        SharedMemVecEnv([functools.partial(CountingEnv, i) for i in range(4)], **options)
+
+
+def test_an_environment_in_place_of_a_factory():
+    """The error says to pass a function."""
+    with pytest.raises(errors.FactoryError, match=r"env_fns\[0\] must be a function .* got a CountingEnv"):
+        SharedMemVecEnv([CountingEnv(0)])
+    with pytest.raises(errors.ConfigError, match="env_fns is empty"):
+        SharedMemVecEnv([])
+
+
+# ---------------------------------------------------------------- learning
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C])
+def test_on_policy_learning_equals_learning_on_dummy(algorithm):
+    """Weights after training are the same bit for bit."""
+    weights = []
+    for cls, options in ((DummyVecEnv, {}), (SharedMemVecEnv, WAYS["2 workers"])):
+        venv = make_vec_env("CartPole-v1", n_envs=4, seed=0, vec_env_cls=cls, vec_env_kwargs=options)
+        sizes = {"n_steps": 16} | ({"batch_size": 32} if algorithm is PPO else {})
+        model = algorithm("MlpPolicy", venv, seed=0, device="cpu", **sizes).learn(256)
+        weights.append({name: value.numpy().copy() for name, value in model.policy.state_dict().items()})
+        venv.close()
+    assert_same(dict(weights[1]), dict(weights[0]))
+
+
+@pytest.mark.parametrize(("algorithm", "env_id"), [(SAC, "Pendulum-v1"), (DQN, "CartPole-v1")])
+def test_off_policy_learning_equals_learning_on_dummy(algorithm, env_id):
+    """The same, for replay buffers and float32 actions."""
+    weights = []
+    for cls, options in ((DummyVecEnv, {}), (SharedMemVecEnv, WAYS["2 workers"])):
+        venv = make_vec_env(env_id, n_envs=3, seed=0, vec_env_cls=cls, vec_env_kwargs=options)
+        model = algorithm("MlpPolicy", venv, seed=0, learning_starts=30, buffer_size=500, device="cpu").learn(150)
+        weights.append({name: value.numpy().copy() for name, value in model.policy.state_dict().items()})
+        venv.close()
+    assert_same(dict(weights[1]), dict(weights[0]))
+
+
+def test_hindsight_replay_learns():
+    """HER asks one worker for compute_reward with whole batches."""
+    venv = SharedMemVecEnv([lambda: BitFlippingEnv(n_bits=4, continuous=True)] * 2, start_method="fork")
+    model = SAC(
+        "MultiInputPolicy", venv, replay_buffer_class=HerReplayBuffer, learning_starts=50, buffer_size=500, device="cpu"
+    )
+    model.learn(120)
+    assert model.num_timesteps == 120
+    venv.close()
+
+
+def test_wrappers_wrap_it(tmp_path):
+    """VecNormalize, VecMonitor, VecFrameStack, VecTransposeImage and VecCheckNan give what they give on DummyVecEnv."""
+    image = spaces.Box(0, 255, (12, 8, 3), np.uint8)
+    cases = {
+        "normalize": (lambda v: VecNormalize(v), SPACES["box"]),
+        "monitor": (lambda v: VecMonitor(v), SPACES["box"]),
+        "stack": (lambda v: VecFrameStack(v, 3), image),
+        "transpose": (lambda v: VecTransposeImage(v), image),
+        "nan": (lambda v: VecCheckNan(v, raise_exception=True), SPACES["box"]),
+        "all": (lambda v: VecNormalize(VecMonitor(VecCheckNan(v)), norm_obs=True), SPACES["double"]),
+    }
+    for wrap, space in cases.values():
+        fns = [functools.partial(SpaceEnv, space, i) for i in range(4)]
+        ours, dummys = (trace(wrap(v), 40) for v in (SharedMemVecEnv(fns, start_method="fork"), DummyVecEnv(fns)))
+        assert_same(ours, dummys)
+
+
+def test_videos_are_recorded(tmp_path):
+    """VecVideoRecorder writes a file from the workers' images."""
+    pytest.importorskip("moviepy")
+    venv = make_vec_env("CartPole-v1", n_envs=2, vec_env_cls=SharedMemVecEnv)
+    venv = VecVideoRecorder(venv, str(tmp_path), record_video_trigger=lambda step: step == 0, video_length=10)
+    venv.reset()
+    for _ in range(12):
+        venv.step([venv.action_space.sample() for _ in range(2)])
+    venv.close()
+    assert len(list(tmp_path.glob("*.mp4"))) == 1
+
+
+def test_nothing_warns_in_training_and_evaluation():
+    """From construction to evaluation not one warning, on the default options."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        venv = make_vec_env("CartPole-v1", n_envs=2, vec_env_cls=SharedMemVecEnv)
+        model = PPO("MlpPolicy", venv, n_steps=32, batch_size=32, n_epochs=1, device="cpu").learn(64)
+        mean, _ = evaluate_policy(model, venv, n_eval_episodes=2)
+        venv.close()
+    assert mean > 0
+
+
+def test_the_swap_of_the_readme_trains():
+    """The swap that the README shows: an id, in_series, forkserver, automatic placement."""
+    venv = make_vec_env(
+        "BipedalWalker-v3",
+        n_envs=4,
+        vec_env_cls=SharedMemVecEnv,
+        vec_env_kwargs={"in_series": 2, "start_method": "forkserver", "cpu_affinity": "auto"},
+    )
+    assert venv.num_workers == 2
+    model = PPO("MlpPolicy", venv, n_steps=32, batch_size=64, n_epochs=1, device="cpu").learn(128)
+    assert model.num_timesteps == 128
+    assert isinstance(venv.observation_space, gymnasium.spaces.Box)
+    venv.close()
