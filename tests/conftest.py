@@ -50,8 +50,6 @@ def leaves_nothing_behind(request):
     assert eventually(lambda: _children() <= children), f"left processes: {_children() - children}"
     # What libraries open once for good (random devices, event loops) is no leak of ours: count what we open.
     ours = ("socket:", "pipe:", "anon_inode:[pidfd]", "/memfd:")
-    left = {
-        fd: name for fd, name in _descriptors().items() if fd not in descriptors and name.startswith(ours)
-    }
+    left = {fd: name for fd, name in _descriptors().items() if fd not in descriptors and name.startswith(ours)}
     assert not left, f"left descriptors: {left}"
     assert _shared_files() <= files, f"left in /dev/shm: {_shared_files() - files}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fastvec._core.config import EngineConfig
-from fastvec._core.engine import Engine, ProcessEngine
+from fastvec._core.engine import Engine
+from fastvec._core.processes import ProcessEngine
 from fastvec._core.serial import SerialEngine
 from fastvec._spaces import GymnasiumAdapter, registered_specs
 

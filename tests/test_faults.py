@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -43,6 +44,11 @@ def faulty(where: str, how: str, at_env: int, **options):
         [functools.partial(FaultyEnv, i, where if i == at_env else "", how) for i in range(5)],
         **{"num_workers": 3, "close_timeout": 2.0, **options},
     )
+
+
+def step(engine):
+    engine.send(np.zeros(engine.num_envs, np.int64))
+    return engine.recv()
 
 
 def provoke(engine, where):
@@ -99,12 +105,13 @@ def test_a_fault_is_reported_with_its_place_and_cause(where, how, place):
 @pytest.mark.parametrize("where", ["constructor", "step"])
 def test_every_start_method_reports_faults(method, how, where):
     """Also in the last worker, whose pipe ends earlier forks might have inherited."""
-    with pytest.raises(OUTCOMES[how][0]):
-        engine = faulty(where, how, 4, start_method=method)
-        try:
+
+    def build_and_step():
+        with contextlib.closing(faulty(where, how, 4, start_method=method)) as engine:
             provoke(engine, where)
-        finally:
-            engine.close()
+
+    with pytest.raises(OUTCOMES[how][0]):
+        build_and_step()
 
 
 def test_this_process_reports_like_a_worker():
@@ -163,8 +170,7 @@ def test_a_worker_killed_while_idle_is_reported_at_the_next_use():
     reset(engine)
     os.kill(engine._workers[1].process.pid, signal.SIGKILL)
     with pytest.raises(errors.WorkerDiedError, match=r"worker 1 \(pid \d+, envs 2 to 3\) died during step"):
-        engine.send(np.zeros(4, np.int64))
-        engine.recv()
+        step(engine)
     engine.close()
 
 
@@ -310,4 +316,17 @@ def test_a_dead_fork_server_is_survived():
     os.kill(engine._pool._server._process.pid, signal.SIGKILL)
     engine.send(np.zeros(2, np.int64))
     assert engine.recv().rewards.tolist() == [1, 1]
+    engine.close()
+
+
+def test_a_ring_that_comes_late_is_not_taken_for_the_next_reply():
+    """A worker that is kept from running between its reply and its ring: every later step is still its own."""
+    engine = make_engine([functools.partial(CountingEnv, i) for i in range(2)], num_workers=1)
+    reset(engine)
+    (worker,) = engine._workers
+    for count in range(1, 40):
+        engine.send(np.zeros(2, np.int64))
+        if count % 5 == 0:
+            worker.reply_bell.ring()  # what a late ring looks like
+        assert engine.recv().rewards.tolist() == [count] * 2
     engine.close()

@@ -188,7 +188,9 @@ def test_metadata_and_render(way):
 
 def test_calls_after_an_error(way):
     """An exception in step() is raised as itself; then everything but close() says that it is over, and why."""
-    venv = SharedMemVecEnv([functools.partial(FaultyEnv, i, "step" if i == 1 else "", "raise", 1) for i in range(3)], **way)
+    venv = SharedMemVecEnv(
+        [functools.partial(FaultyEnv, i, "step" if i == 1 else "", "raise", 1) for i in range(3)], **way
+    )
     venv.reset()
     with pytest.raises(KeyError, match="bad torque") as caught:
         venv.step(np.zeros(3, int))

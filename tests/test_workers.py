@@ -256,7 +256,9 @@ def test_a_factory_that_cannot_be_pickled_names_the_variable():
         assert guard
         return CountingEnv(0)
 
-    with pytest.raises(errors.FactoryError, match=r"env_fns\[0\] cannot be sent .* variable 'guard' of env_fns\[0\], a lock"):
+    with pytest.raises(
+        errors.FactoryError, match=r"env_fns\[0\] cannot be sent .* variable 'guard' of env_fns\[0\], a lock"
+    ):
         make_engine([make] * 2, start_method="spawn")
     make_engine([make] * 2, start_method="fork").close()
 
@@ -266,7 +268,7 @@ def test_factories_that_close_over_a_loop_variable_are_warned_of():
     from fastvec._core.factories import check_factories
 
     def loop():
-        return [lambda: CountingEnv(i) for i in range(4)]
+        return [lambda: CountingEnv(i) for i in range(4)]  # noqa: B023 - the mistake itself
 
     with pytest.warns(UserWarning, match="all 4 environment factories see i = 3"):
         check_factories(loop())
@@ -276,7 +278,7 @@ def test_factories_that_close_over_a_loop_variable_are_warned_of():
 def test_fork_warns_of_other_threads_once():
     """Another Python thread is a reason for a warning; BLAS's own threads are not."""
     np.ones((300, 300)) @ np.ones((300, 300))
-    make_engine([CountingEnv.__new__ and functools.partial(CountingEnv, 0)]).close()
+    make_engine([functools.partial(CountingEnv, 0)]).close()
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, name="watcher")
     thread.start()
@@ -295,7 +297,7 @@ def test_fork_is_refused_once_cuda_is_initialised(monkeypatch):
 
     torch = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", torch)
-    with pytest.raises(errors.ConfigError, match="CUDA is initialised .*forkserver"):
+    with pytest.raises(errors.ConfigError, match=r"CUDA is initialised .*forkserver"):
         make_engine([functools.partial(CountingEnv, 0)])
 
 

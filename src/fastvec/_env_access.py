@@ -35,7 +35,7 @@ def set_attr(env: Any, name: str, value: Any) -> None:
     setattr(env, name, value)
 
 
-def call_method(env: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+def call_method(env: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
     """Call a method of the outermost wrapper that has it."""
     method: Callable[..., Any] = env.get_wrapper_attr(name)
     return method(*args, **kwargs)

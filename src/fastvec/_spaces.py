@@ -30,9 +30,7 @@ Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
 def tree_of(space: spaces.Space[Any], path: Path = ()) -> Node:
     """The tree of arrays for a space; leaves without a fixed shape and dtype travel as objects."""
     if isinstance(space, spaces.Dict):
-        return DictNode(
-            tuple(space.spaces), tuple(tree_of(child, (*path, key)) for key, child in space.spaces.items())
-        )
+        return DictNode(tuple(space.spaces), tuple(tree_of(child, (*path, key)) for key, child in space.spaces.items()))
     if isinstance(space, spaces.Tuple):
         return TupleNode(tuple(tree_of(child, (*path, index)) for index, child in enumerate(space.spaces)))
     if isinstance(space, _ARRAY_SPACES) and space.shape is not None and space.dtype is not None:
@@ -110,7 +108,7 @@ def registered_specs() -> tuple[bytes, ...]:
             continue
         try:
             found.append(dumps(spec))
-        except Exception:  # noqa: S112 - one that cannot be sent is missed only by a factory that names it
+        except Exception:
             continue
     return tuple(found)
 

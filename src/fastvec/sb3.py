@@ -6,6 +6,7 @@ It knows what SB3's learners and wrappers rely on (same-step resets, ``terminal_
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,9 +25,10 @@ except ImportError as error:
 
 from fastvec import _env_access
 from fastvec._core.config import CpuAffinity, EngineConfig, WorkerEnv
-from fastvec._core.engine import Engine, ProcessEngine
+from fastvec._core.engine import Engine
 from fastvec._core.factories import check_factories
 from fastvec._core.layout import StepFlag
+from fastvec._core.processes import ProcessEngine
 from fastvec._core.serial import SerialEngine
 from fastvec._sb3_adapter import Sb3Adapter
 from fastvec._spaces import registered_specs
@@ -237,9 +239,13 @@ class SharedMemVecEnv(VecEnv):
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
         """Call a method of the environments, and return what it returns."""
-        env_ids = self._env_ids(indices)
         return self._engine.call(
-            method_name, _env_access.call_method, method_name, *method_args, env_ids=env_ids, **method_kwargs
+            method_name,
+            _env_access.call_method,
+            method_name,
+            *method_args,
+            env_ids=self._env_ids(indices),
+            kwargs=method_kwargs,
         )
 
     def env_is_wrapped(
@@ -262,9 +268,9 @@ class SharedMemVecEnv(VecEnv):
         return self._engine.call(name, function, *args, env_ids=self._env_ids(indices))
 
     def _env_ids(self, indices: VecEnvIndices) -> list[int]:
-        env_ids = []
-        for index in [indices] if hasattr(indices, "__index__") else self._get_indices(indices):
+        asked = [indices] if isinstance(indices, (int, np.integer)) else self._get_indices(indices)
+        env_ids = [operator.index(index) for index in asked]
+        for index in env_ids:
             if not -self.num_envs <= index < self.num_envs:
                 raise IndexError(f"there is no env {index}: expected an index from 0 to {self.num_envs - 1}")
-            env_ids.append(int(index) % self.num_envs)
-        return env_ids
+        return [index % self.num_envs for index in env_ids]

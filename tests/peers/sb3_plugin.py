@@ -6,14 +6,12 @@ test modules look the classes up when they are imported.
 
 from __future__ import annotations
 
-import functools
-import importlib
 import os
 import sys
 from typing import Any
 
 import stable_baselines3.common.vec_env as vec_env
-from stable_baselines3.common import env_util, evaluation, monitor, vec_env as _  # noqa: F401
+from stable_baselines3.common import env_util, evaluation, monitor  # noqa: F401
 
 import fastvec.sb3
 

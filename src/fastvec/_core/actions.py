@@ -76,7 +76,9 @@ def _check_one(action: Any, node: Node, index: int) -> None:
             _check_dtype(array.dtype, node.spec, name)
     elif isinstance(node, DictNode):
         if not hasattr(action, "keys") or any(key not in action for key in node.keys):
-            raise ActionError(f"the action of env {index} must be a dict with the keys {list(node.keys)}, got {action!r}")
+            raise ActionError(
+                f"the action of env {index} must be a dict with the keys {list(node.keys)}, got {action!r}"
+            )
         for key, child in zip(node.keys, node.children, strict=True):
             _check_one(action[key], child, index)
     else:

@@ -7,6 +7,7 @@ travel beside a message where the platform can do that.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
@@ -145,6 +146,8 @@ class Channel:
         try:
             if hasattr(socket, "recv_fds"):
                 data, fds, _, _ = socket.recv_fds(self._sock, _CHUNK, _MAX_FDS)
+                for fd in fds:
+                    os.set_inheritable(fd, False)
                 self._fds += fds
             else:
                 data = self._sock.recv(_CHUNK)
@@ -160,7 +163,8 @@ class Channel:
     def _has_message(self) -> bool:
         if len(self._buffer) < _HEADER.size:
             return False
-        return len(self._buffer) - _HEADER.size >= _HEADER.unpack_from(self._buffer)[0]
+        needed: int = _HEADER.size + _HEADER.unpack_from(self._buffer)[0]
+        return len(self._buffer) >= needed
 
     def _take_message(self) -> bytes | None:
         if not self._has_message():

@@ -6,15 +6,18 @@ workers, the start method and each worker's CPUs. It looks at the machine but ch
 
 from __future__ import annotations
 
+import itertools
 import math
 import multiprocessing
 import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
+
+import numpy as np
 
 from fastvec._core.topology import plan_affinity, read_topology
 from fastvec.errors import ConfigError
@@ -103,8 +106,8 @@ class EngineConfig:
         if close_timeout is None:
             raise ConfigError("close_timeout must be a number of seconds, got None: closing always ends")
         _check_seconds("close_timeout", close_timeout)
-        if isinstance(preload, str):
-            raise ConfigError(f"preload must be a sequence of module names, got the string {preload!r}")
+        if isinstance(preload, str) or not _all_of(preload, str):
+            raise ConfigError(f"preload must be a sequence of module names, got {preload!r}")
         cpus, learner_cpus = _resolve_cpus(workers, cpu_affinity, pin_learner, threads_per_worker or 1)
         return cls(
             num_envs=num_envs,
@@ -127,7 +130,11 @@ class EngineConfig:
         """The environments of each worker: contiguous ranges whose sizes differ by at most 1."""
         base, extra = divmod(self.num_envs, self.num_workers)
         bounds = [worker * base + min(worker, extra) for worker in range(self.num_workers + 1)]
-        return [range(low, high) for low, high in zip(bounds, bounds[1:], strict=False)]
+        return [range(low, high) for low, high in itertools.pairwise(bounds)]
+
+
+#: Seconds beyond which the system's waits overflow; None is the way to say "for ever".
+_LONGEST = 1e6
 
 
 def _check_count(name: str, value: Any, *, least: int) -> None:
@@ -140,7 +147,7 @@ def _check_count(name: str, value: Any, *, least: int) -> None:
 def _check_seconds(name: str, value: Any) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _LONGEST:
         raise ConfigError(f"{name} must be a positive number of seconds or None, got {value!r}")
 
 
@@ -207,6 +214,10 @@ def _resolve_worker_env(worker_env: WorkerEnv, num_workers: int) -> tuple[Mappin
     return tuple(dict(variables) for variables in maps)
 
 
+def _all_of(values: Any, kind: type | tuple[type, ...]) -> bool:
+    return isinstance(values, Iterable) and all(isinstance(v, kind) and not isinstance(v, bool) for v in values)
+
+
 def _resolve_cpus(
     num_workers: int, cpu_affinity: CpuAffinity, pin_learner: bool, cpus_per_worker: int
 ) -> tuple[tuple[frozenset[int], ...] | None, frozenset[int] | None]:
@@ -229,19 +240,22 @@ def _resolve_cpus(
 
 
 def _explicit_plan(cpu_affinity: Any, num_workers: int, allowed: frozenset[int]) -> list[frozenset[int]]:
+    wrong = ConfigError(f"cpu_affinity must be 'auto', a list of CPUs or a list of sets of CPUs, got {cpu_affinity!r}")
+    if not isinstance(cpu_affinity, Iterable):
+        raise wrong
     entries = list(cpu_affinity)
     if not entries:
         raise ConfigError("cpu_affinity is empty: expected CPUs, or None to leave placement to the system")
-    if all(hasattr(entry, "__index__") and not isinstance(entry, bool) for entry in entries):
+    if _all_of(entries, (int, np.integer)):
         plan = [frozenset([int(entries[worker % len(entries)])]) for worker in range(num_workers)]
-    elif all(isinstance(entry, Collection) and not isinstance(entry, str) for entry in entries):
+    elif all(isinstance(entry, Collection) and _all_of(entry, (int, np.integer)) for entry in entries):
         if len(entries) != num_workers:
             raise ConfigError(
                 f"cpu_affinity must hold one set of CPUs a worker: expected {num_workers} sets, got {len(entries)}"
             )
         plan = [frozenset(int(cpu) for cpu in entry) for entry in entries]
     else:
-        raise ConfigError(f"cpu_affinity must be 'auto', a list of CPUs or a list of sets, got {cpu_affinity!r}")
+        raise wrong
     for worker, cpus in enumerate(plan):
         if not cpus or not cpus <= allowed:
             raise ConfigError(

@@ -1,7 +1,7 @@
 """The engine: many environments, stepped together.
 
-:class:`Engine` is what a face sees. Two exist: :class:`ProcessEngine` here, and
-:class:`~fastvec._core.serial.SerialEngine`, which runs the same code in this process.
+:class:`Engine` is what a face sees. Two exist: :class:`~fastvec._core.processes.ProcessEngine`,
+with workers, and :class:`~fastvec._core.serial.SerialEngine`, which runs the same code in this process.
 
 States of an engine, and what each call does to it::
 
@@ -11,6 +11,7 @@ States of an engine, and what each call does to it::
                            timeout: PENDING                     first, keeps it
     BROKEN     BrokenError from everything that works with environments             → CLOSED
     CLOSED     ClosedError from everything that works with environments             nothing
+    FOREIGN    CallError, in a forked child of the process that made the engine     nothing
 
 What an environment raises in a step or a reset, and the death of a worker, break the engine. What
 it raises in a call does not.
@@ -18,36 +19,14 @@ it raises in a call does not.
 
 from __future__ import annotations
 
-import os
-import pickle
-import time
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
-from fastvec._core.actions import check_actions
-from fastvec._core.channel import Gone
-from fastvec._core.config import EngineConfig
-from fastvec._core.lineage import close_in_children
-from fastvec._core.pool import WorkerHandle, WorkerPool, death_of
-from fastvec._core.protocol import (
-    NO_NEWS,
-    Adapter,
-    CallRequest,
-    Opcode,
-    RemoteFailure,
-    ResetRequest,
-    Status,
-    StepNews,
-    dumps,
-)
-from fastvec._core.results import BatchReader, ResetResult, StepResult
+from fastvec._core.results import ResetResult, StepResult
 from fastvec._core.structure import EnvDescription
-from fastvec._core.sync import spin
-from fastvec.errors import BrokenError, CallError, ClosedError, WorkerTimeoutError
 
-__all__ = ["Engine", "EngineState", "ProcessEngine"]
+__all__ = ["Engine", "EngineState"]
 
 
 class EngineState(Enum):
@@ -80,271 +59,15 @@ class Engine(Protocol):
         """Finish the step. After a WorkerTimeoutError it is still pending."""
 
     def call(
-        self, name: str, function: Callable[..., Any], *args: Any, env_ids: Iterable[int], **kwargs: Any
+        self,
+        name: str,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        env_ids: Iterable[int],
+        kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """``function(env, *args, **kwargs)`` for some environments, in the order of ``env_ids``."""
 
     def close(self) -> None:
         """Close every environment and give everything back. Idempotent, and bounded in time."""
-
-
-#: A wait for one worker lasts this long before all others are looked at too, and the dead are counted.
-_SLICE = 0.02
-
-
-class ProcessEngine:
-    """Environments in worker processes.
-
-    Args:
-        config: Validated options.
-        env_fns: One factory an environment.
-        adapter: What the face adds.
-    """
-
-    def __init__(self, config: EngineConfig, env_fns: Sequence[Callable[[], Any]], adapter: Adapter) -> None:
-        self._config = config
-        self._why_broken = ""
-        self._pool = WorkerPool(config, env_fns, adapter)
-        self.num_envs = config.num_envs
-        self.description = self._pool.description
-        assert self._pool.views is not None
-        self._views = self._pool.views
-        self._workers = self._pool.workers
-        self._batch = BatchReader(self.description, self._views, (w.env_ids for w in self._workers), pickle.loads)
-        self._worker_of = [worker for worker in self._workers for _ in worker.env_ids]
-        # The workers whose replies have not been taken, what they reply to, and the news of those that have replied.
-        self._missing: dict[int, WorkerHandle] = {}
-        self._opcode = Opcode.RESET
-        self._news: list[StepNews] = []
-        self._received: StepResult | None = None
-        self.state = EngineState.IDLE
-        self._guard = _ForkGuard(self)
-        # At interpreter exit, or when the last reference goes.
-        self._finalizer = weakref.finalize(self, self._pool.stop)
-
-    def reset(self, seeds: Sequence[int | None], options: Sequence[Any]) -> ResetResult:
-        """See :class:`Engine`."""
-        self._check_usable("reset()")
-        deadline = _deadline(self._config.reset_timeout)
-        messages = [
-            dumps(ResetRequest([seeds[i] for i in w.env_ids], [options[i] for i in w.env_ids])) for w in self._workers
-        ]
-        self._settle("reset", deadline)
-        self._received = None
-        self._command(Opcode.RESET, "reset", self._workers, messages, deadline)
-        self.state = EngineState.IDLE
-        self._collect("reset", deadline, self._config.reset_timeout)
-        return self._batch.reset(self._news)
-
-    def send(self, actions: Any) -> None:
-        """See :class:`Engine`."""
-        if self.state is not EngineState.IDLE:
-            self._check_usable("step()")
-            raise CallError("a step is pending already: receive it before sending the next")
-        array, code, objects = check_actions(actions, self.num_envs, self.description.action)
-        deadline = _deadline(self._config.step_timeout)
-        self._settle("step", deadline)
-        if array is not None:
-            self._views.actions(code)[...] = array
-            self._command(Opcode.STEP, "step", self._workers, None, deadline, code)
-        else:
-            messages = [dumps([objects[i] for i in worker.env_ids]) for worker in self._workers]
-            self._command(Opcode.STEP_OBJECTS, "step", self._workers, messages, deadline)
-        self.state = EngineState.PENDING
-
-    def recv(self, timeout: float | None = None) -> StepResult:
-        """See :class:`Engine`; ``timeout`` in seconds, None for the configured one."""
-        if self.state is not EngineState.PENDING:
-            self._check_usable("step()")
-            raise CallError("no step is pending: send one first")
-        result = self._receive_step(self._config.step_timeout if timeout is None else timeout)
-        self._received = None
-        self.state = EngineState.IDLE
-        return result
-
-    def _receive_step(self, seconds: float | None) -> StepResult:
-        if self._received is None:
-            self._collect("step", _deadline(seconds), seconds)
-            self._received = self._batch.step(self._news)
-        return self._received
-
-    def call(
-        self, name: str, function: Callable[..., Any], *args: Any, env_ids: Iterable[int], **kwargs: Any
-    ) -> list[Any]:
-        """See :class:`Engine`."""
-        self._check_usable(name)
-        state = self.state
-        if state is EngineState.PENDING:
-            self._receive_step(self._config.step_timeout)
-        ids = list(env_ids)
-        places: dict[int, list[int]] = {}
-        for place, env_id in enumerate(ids):
-            places.setdefault(self._worker_of[env_id].index, []).append(place)
-        targets = [self._workers[index] for index in places]
-        # Pickled before anything is sent, so that arguments which cannot be leave no worker waiting.
-        messages = [
-            dumps(CallRequest(name, function, args, kwargs, [ids[p] - w.env_ids.start for p in places[w.index]]))
-            for w in targets
-        ]
-        self._settle(name, None)
-        self._command(Opcode.CALL, name, targets, messages, None)
-        self.state = state
-        results: list[Any] = [None] * len(ids)
-        failure: RemoteFailure | None = None
-        while self._missing:
-            worker, status, payload = self._next_reply(name, None, None)
-            value = pickle.loads(payload)
-            if status == Status.FAILED:
-                failure = failure or value
-            else:
-                for place, result in zip(places[worker.index], value, strict=True):
-                    results[place] = result
-        if failure is not None:
-            raise failure.exception()
-        return results
-
-    def close(self) -> None:
-        """See :class:`Engine`."""
-        if self.state in (EngineState.CLOSED, EngineState.FOREIGN):
-            return
-        self.state = EngineState.CLOSED
-        self._pool.stop()
-        self._finalizer.detach()
-        # Whatever refers to the block, so that its memory goes now.
-        del self._views, self._batch, self._workers, self._worker_of, self._missing, self._news, self._received
-
-    def disown(self) -> None:
-        """In a forked child: these environments are its parent's."""
-        self.state = EngineState.FOREIGN
-
-    def _check_usable(self, what: str) -> None:
-        if self.state is EngineState.BROKEN:
-            raise BrokenError(f"{what} is not possible: {self._why_broken}. Only close() is")
-        if self.state is EngineState.CLOSED:
-            raise ClosedError(f"{what} is not possible: the environments have been closed")
-        if self.state is EngineState.FOREIGN:
-            raise CallError(
-                f"{what} is not possible in this process ({os.getpid()}), a forked child of the one that made these "
-                "environments: make others here"
-            )
-
-    def _command(
-        self,
-        opcode: Opcode,
-        name: str,
-        workers: list[WorkerHandle],
-        messages: list[bytes] | None,
-        deadline: float | None,
-        code: int = 0,
-    ) -> None:
-        """Command some workers, whose replies are missing from here on; the caller then sets the state."""
-        # An interrupt in the midst of this would leave some workers with a command and some without.
-        self.state = EngineState.BROKEN
-        self._why_broken = f"sending {name} to the workers was interrupted"
-        self._opcode = opcode
-        self._missing = {worker.index: worker for worker in workers}
-        self._news = [NO_NEWS] * len(self._workers)
-        if messages is None:
-            for worker in workers:
-                worker.command(opcode, code, self._config.worker_spin_us)
-            return
-        for worker, message in zip(workers, messages, strict=True):
-            try:
-                worker.command(opcode)
-                worker.channel.send(message, deadline=deadline, sentinel=worker.process.sentinel)
-            except Gone:
-                self._break(death_of(worker, name))
-            except TimeoutError:
-                # Half a message may be on its way: there is no going on from here.
-                self._break(WorkerTimeoutError(f"worker {worker.index} did not take its command in time, in {name}"))
-
-    def _settle(self, name: str, deadline: float | None) -> None:
-        """Take replies that nobody has waited for, after a timeout or an interrupt or before a reset."""
-        while self._missing:
-            worker, status, payload = self._next_reply(name, deadline, None)
-            if self._opcode is Opcode.CALL or not payload:
-                continue
-            value = pickle.loads(payload)
-            if status == Status.FAILED:
-                self._break(value.exception())
-            self._batch.learn(worker.index, value)
-
-    def _collect(self, name: str, deadline: float | None, seconds: float | None) -> None:
-        """Wait for the replies of all workers and keep their news; a failure among them breaks the engine."""
-        while self._missing:
-            worker, status, payload = self._next_reply(name, deadline, seconds)
-            if payload:
-                value = pickle.loads(payload)
-                if status == Status.FAILED:
-                    self._break(value.exception())
-                self._news[worker.index] = value
-
-    def _next_reply(
-        self, name: str, deadline: float | None, seconds: float | None
-    ) -> tuple[WorkerHandle, int, bytes]:
-        """Take one of the missing replies."""
-        worker = next(iter(self._missing.values()))
-        try:
-            if self._config.parent_spin_us:
-                spin(worker.reply, 0, worker.sequence, self._config.parent_spin_us * 1e-6)
-            rung = worker.reply_bell.wait(0)
-            while not rung:
-                left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
-                rung = worker.reply_bell.wait(max(left, 0))
-                if not rung:
-                    worker, rung = self._look_around(worker, name)
-                    if not rung and deadline is not None and time.monotonic() >= deadline:
-                        raise self._timeout(name, seconds)
-            del self._missing[worker.index]
-            status, payload = worker.take_reply()
-        except Gone:
-            self._break(death_of(worker, name))
-        return worker, status, payload
-
-    def _look_around(self, current: WorkerHandle, name: str) -> tuple[WorkerHandle, bool]:
-        """Another worker that has replied, if any; breaks the engine if one has died."""
-        for worker in self._missing.values():
-            # The second: an interrupt may have come between taking the ring and taking note of it.
-            if worker.reply_bell.wait(0) or (worker is current and worker.reply[0] == worker.sequence):
-                return worker, True
-        for worker in self._missing.values():
-            if worker.process.poll() is not None:
-                # Its last reply may have come between the two looks.
-                if worker.reply_bell.wait(0):
-                    return worker, True
-                self._break(death_of(worker, name))
-        return current, False
-
-    def _timeout(self, name: str, seconds: float | None) -> WorkerTimeoutError:
-        missing = self._missing.values()
-        env_ids = tuple(i for worker in missing for i in worker.env_ids)
-        pids = ", ".join(f"worker {worker.index} (pid {worker.process.pid})" for worker in missing)
-        limit = "in time" if seconds is None else f"within {seconds} s"
-        return WorkerTimeoutError(
-            f"{name} did not finish {limit}: waiting for envs {list(env_ids)} of {pids}", env_indices=env_ids
-        )
-
-    def _break(self, error: BaseException) -> NoReturn:
-        """Raise an error that ends this engine; the healthy workers close their environments meanwhile."""
-        first_line = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0]
-        self._why_broken = f"they ended with an error before ({first_line})"
-        self.state = EngineState.BROKEN
-        self._pool.ask_to_close()
-        raise error
-
-
-class _ForkGuard:
-    """Tells an engine when it finds itself in a forked child; the engine keeps it alive."""
-
-    def __init__(self, engine: ProcessEngine) -> None:
-        self._engine = weakref.ref(engine)
-        close_in_children(self)
-
-    def close(self) -> None:
-        engine = self._engine()
-        if engine is not None:
-            engine.disown()
-
-
-def _deadline(seconds: float | None) -> float | None:
-    return None if seconds is None else time.monotonic() + seconds

@@ -46,7 +46,7 @@ def _warn_of_late_binding(factories: list[Callable[[], Any]]) -> None:
     codes = {id(getattr(env_fn, "__code__", None)) for env_fn in factories}
     if len(codes) > 1 or any(other is None or list(map(id, other)) != list(map(id, cells[0])) for other in cells):
         return
-    for name, cell in zip(factories[0].__code__.co_freevars, cells[0], strict=True):  # type: ignore[attr-defined]
+    for name, cell in zip(factories[0].__code__.co_freevars, cells[0], strict=True):
         try:
             value = cell.cell_contents
         except ValueError:
@@ -75,7 +75,7 @@ def pickle_factories(env_fns: Sequence[Callable[[], Any]], adapter: Any) -> byte
             except Exception:
                 blame = _culprit(env_fn, f"env_fns[{index}]", depth=4)
                 raise FactoryError(
-                    f"env_fns[{index}] cannot be sent to a worker process: {blame or env_fn!r} cannot be pickled "
+                    f"env_fns[{index}] cannot be sent to a worker process: {blame or repr(env_fn)} cannot be pickled "
                     f"({error}). Make that object inside the factory, or use start_method='fork'"
                 ) from error
         raise
@@ -129,7 +129,7 @@ def modules_in(data: bytes) -> list[str]:
             last = argument
             strings.append(last)
         elif name in ("BINGET", "LONG_BINGET"):
-            last = memo[argument] if argument < len(memo) else None
+            last = memo[int(argument or 0)]
             strings.append(last)
         else:
             if name == "STACK_GLOBAL" and len(strings) >= 2:
@@ -142,8 +142,4 @@ def modules_in(data: bytes) -> list[str]:
 
 def strings_in(data: bytes) -> set[str]:
     """Every text in a pickle."""
-    return {
-        argument
-        for opcode, argument, _ in pickletools.genops(data)
-        if opcode.name in ("SHORT_BINUNICODE", "BINUNICODE")
-    }
+    return {argument for _, argument, _ in pickletools.genops(data) if isinstance(argument, str)}

@@ -58,7 +58,7 @@ class ServedProcess:
 
     def poll(self) -> int | None:
         """See :class:`~fastvec._core.launch.WorkerProcess`."""
-        return self._server.exit_code(self.pid)
+        return self._server.exit_code(self.pid, self.sentinel)
 
     def kill(self, signal_number: int) -> None:
         """See :class:`~fastvec._core.launch.WorkerProcess`."""
@@ -86,6 +86,7 @@ class ForkServer:
         self._key = key
         self._users = 0
         self._codes: dict[int, int] = {}
+        self._requests = 0
         self._conversation = threading.Lock()
         self._process: SpawnedProcess
         self._process, self._channel = spawn_process("fastvec._core.forkserver:serve", dict(key.environ))
@@ -132,14 +133,16 @@ class ForkServer:
         close_in_children(ours)
         try:
             with self._conversation:
-                self._channel.send(b"", fds=(theirs.fileno(),), sentinel=self._process.sentinel)
-                pid = self._forked_pid(deadline)
-                fds = self._channel.take_fds()
+                self._requests += 1
+                request = pickle.dumps(self._requests)
+                self._channel.send(request, fds=(theirs.fileno(),), sentinel=self._process.sentinel)
+                pid, sentinel = self._forked(self._requests, deadline)
         except Gone:
             ours.close()
+            wait_for_exit([self._process], 0.5)
             raise WorkerDiedError(
-                f"the fork server (pid {self._process.pid}) has died with exit code {self._process.poll()} while it "
-                f"imported {', '.join(self._key.preload)}: see its output above",
+                f"the fork server (pid {self._process.pid}) has died with exit code {self._process.poll()}; if its "
+                f"output above does not say why, one of these imports may have: {', '.join(self._key.preload)}",
                 pid=self._process.pid,
                 exitcode=self._process.poll(),
             ) from None
@@ -148,28 +151,40 @@ class ForkServer:
             raise
         finally:
             theirs.close()
-        return ServedProcess(self, pid, fds[0] if fds else None), ours
+        return ServedProcess(self, pid, sentinel), ours
 
-    def _forked_pid(self, deadline: float | None) -> int:
+    def _forked(self, request: int, deadline: float | None) -> tuple[int, int | None]:
+        """Pid and pidfd in the reply to a request; the replies to earlier ones, which came too late, are dropped."""
         while True:
             message = self._channel.receive(deadline=deadline, sentinel=self._process.sentinel)
-            kind, pid, code = pickle.loads(message)
-            if kind == "forked":
-                return int(pid)
-            self._codes[pid] = code
+            kind, pid, value = pickle.loads(message)
+            if kind == "ended":
+                self._codes[pid] = value
+                continue
+            # The descriptors of all messages read so far, in their order.
+            fds = self._channel.take_fds()
+            if value == request:
+                self._codes.pop(pid, None)  # of an earlier process of that number
+                for fd in fds[:-1]:
+                    os.close(fd)
+                return int(pid), fds[-1] if fds else None
+            for fd in fds:
+                os.close(fd)
 
-    def exit_code(self, pid: int) -> int | None:
+    def exit_code(self, pid: int, sentinel: int | None) -> int | None:
         """The exit code of a worker, None while it runs; 255 where the server took the answer with it."""
         with self._conversation, contextlib.suppress(Gone):
             while self._channel.poll():
                 _, ended, code = pickle.loads(self._channel.receive())
                 self._codes[ended] = code
-        if pid not in self._codes and self._process.poll() is not None and not _runs(pid):
+        if pid not in self._codes and self._process.poll() is not None and not _runs(pid, sentinel):
             self._codes[pid] = 255
         return self._codes.get(pid)
 
 
-def _runs(pid: int) -> bool:
+def _runs(pid: int, sentinel: int | None) -> bool:
+    if sentinel is not None:  # also true of a zombie that nobody collects
+        return not wait_for([sentinel], 0)
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -204,8 +219,8 @@ def serve(sock: socket.socket) -> None:
         while not ended:
             # First what has been read already, perhaps together with an earlier message: no descriptor tells of it.
             while channel.poll():
-                channel.receive()
-                _fork_worker(channel, channel.take_fds()[0], (wake_read, wake_write))
+                request = pickle.loads(channel.receive())
+                _fork_worker(channel, request, channel.take_fds()[0], (wake_read, wake_write))
             if wake_read in wait_for([channel.fileno(), wake_read], None):
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 4096)
@@ -213,7 +228,7 @@ def serve(sock: socket.socket) -> None:
             ended = channel.at_end()
 
 
-def _fork_worker(channel: Channel, worker_fd: int, server_only: tuple[int, ...]) -> None:
+def _fork_worker(channel: Channel, request: int, worker_fd: int, server_only: tuple[int, ...]) -> None:
     from fastvec._core.worker import run_worker
 
     worker_socket = socket.socket(fileno=worker_fd)
@@ -226,7 +241,7 @@ def _fork_worker(channel: Channel, worker_fd: int, server_only: tuple[int, ...])
         run_worker(worker_socket)  # does not return
     worker_socket.close()
     pidfd = open_pidfd(pid)
-    channel.send(pickle.dumps(("forked", pid, 0)), fds=() if pidfd is None else (pidfd,))
+    channel.send(pickle.dumps(("forked", pid, request)), fds=() if pidfd is None else (pidfd,))
     if pidfd is not None:
         os.close(pidfd)
 
@@ -240,4 +255,3 @@ def _report_ended(channel: Channel) -> None:
         if pid == 0:
             return
         channel.send(pickle.dumps(("ended", pid, os.waitstatus_to_exitcode(status))))
-

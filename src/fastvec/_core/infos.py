@@ -12,6 +12,7 @@ cells, or WHOLE where the rest is all there is.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -31,8 +32,9 @@ MAX_SCHEMAS = 64
 
 # One cell a scalar. Fractions go as a double, which holds every narrower one exactly.
 _CELL_FORMATS: dict[type, str] = {float: "d", int: "q", bool: "?7x", np.bool_: "?7x", np.uint64: "Q", np.ulonglong: "Q"}
-_CELL_FORMATS |= {t: "d" for t in (np.float16, np.float32, np.float64)}
-_CELL_FORMATS |= {t: "q" for t in (np.int8, np.int16, np.int32, np.int64, np.longlong, np.uint8, np.uint16, np.uint32)}
+_CELL_FORMATS |= dict.fromkeys((np.float16, np.float32, np.float64), "d")
+_CELL_FORMATS |= dict.fromkeys((np.int8, np.int16, np.int32, np.int64, np.longlong), "q")
+_CELL_FORMATS |= dict.fromkeys((np.uint8, np.uint16, np.uint32), "q")
 
 #: Takes a copy of an object that the environment can no longer change.
 Freeze = Callable[[Any], Any]
@@ -72,6 +74,8 @@ class InfoSchema:
         self.signature = signature
         self.keys = tuple(key for key, _, _ in signature)
         self.types = tuple(kind if shape is None else np.ndarray for _, kind, shape in signature)
+        #: Otherwise equality is not enough to know a key: 1, 1.0 and True are equal.
+        self.has_text_keys = all(type(key) is str for key in self.keys)
         columns = []
         cell = 0
         for key, kind, shape in signature:
@@ -82,9 +86,7 @@ class InfoSchema:
         self.arrays = tuple(c for c in columns if c.shape is not None)
         self.struct = struct.Struct(
             "="
-            + "".join(
-                _CELL_FORMATS[c.kind] if c.shape is None else f"{8 * _cells(c.kind, c.shape)}x" for c in columns
-            )
+            + "".join(_CELL_FORMATS[c.kind] if c.shape is None else f"{8 * _cells(c.kind, c.shape)}x" for c in columns)
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -110,7 +112,8 @@ class InfoSchema:
 def _cells(kind: Any, shape: tuple[int, ...] | None) -> int:
     if shape is None:
         return 1
-    return -(-int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize // 8)
+    nbytes = math.prod(shape) * int(np.dtype(kind).itemsize)
+    return -(-nbytes // 8)
 
 
 def _decode_column(cells: NDArray[np.float64], column: Column) -> list[Any]:
@@ -118,19 +121,19 @@ def _decode_column(cells: NDArray[np.float64], column: Column) -> list[Any]:
     if column.shape is not None:
         width = _cells(kind, column.shape)
         rows = np.ascontiguousarray(cells[:, column.cell : column.cell + width]).view(np.uint8)
-        nbytes = int(np.prod(column.shape, dtype=np.int64)) * kind.itemsize
+        nbytes = math.prod(column.shape) * kind.itemsize
         flat = np.ascontiguousarray(rows[:, :nbytes]).view(kind)
         return [row.reshape(column.shape).copy() for row in flat]
     raw = cells[:, column.cell]
     if kind is float:
-        return raw.tolist()
+        return list(raw.tolist())
     if kind is np.float64:
         return list(raw)
     if kind is bool or kind is np.bool_:
         truth = raw.view(np.int64) != 0
         return truth.tolist() if kind is bool else list(truth)
     if kind is int:
-        return raw.view(np.int64).tolist()
+        return list(raw.view(np.int64).tolist())
     if issubclass(kind, np.floating):
         return list(raw.astype(kind))
     return list(raw.view(np.uint64 if _CELL_FORMATS[kind] == "Q" else np.int64).astype(kind))
@@ -146,9 +149,9 @@ class InfoWriter:
     """
 
     def __init__(self, codes: NDArray[np.int32], cells: NDArray[np.float64], freeze: Freeze) -> None:
-        self._codes = memoryview(codes)
+        self._codes = codes.data
         self._cells = cells
-        self._bytes = memoryview(cells).cast("B")
+        self._bytes = cells.data.cast("B")
         self._row_bytes = cells.shape[1] * 8
         self._freeze = freeze
         self._last: list[InfoSchema | None] = [None] * len(codes)
@@ -169,12 +172,14 @@ class InfoWriter:
         Raises:
             InfoError: The info is no dict, or a value in it cannot be copied.
         """
-        if not info and isinstance(info, dict):
+        if type(info) is dict and not info:
             self._codes[row] = EMPTY
             return None
         schema = self._last[row]
         if (
-            schema is not None
+            type(info) is dict
+            and schema is not None
+            and schema.has_text_keys
             and schema.keys == tuple(info)
             and schema.types == tuple(map(type, info.values()))
             and schema.fits(info)
@@ -233,10 +238,12 @@ class InfoWriter:
                 signature.append((key, kind, shape))
         if not signature:
             return None
-        known = self._known.get(tuple(signature))
+        # With the types of the keys, as 1, 1.0 and True are equal.
+        identity = (tuple(signature), tuple(type(key) for key, _, _ in signature))
+        known = self._known.get(identity)
         if known is None and len(self._known) < MAX_SCHEMAS:
             known = InfoSchema(len(self._known) + 1, tuple(signature))
-            self._known[known.signature] = known
+            self._known[identity] = known
             self._new.append(known)
         return known
 

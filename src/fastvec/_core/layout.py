@@ -21,6 +21,7 @@ actions; :mod:`fastvec._core.sync` says when.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import IntFlag
 from typing import Any
@@ -109,7 +110,7 @@ class BatchLayout:
         offset = 0
         for name, (shape, dtype) in shapes.items():
             regions[name] = (shape, np.dtype(dtype), offset)
-            nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+            nbytes = math.prod(shape) * np.dtype(dtype).itemsize
             offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
         regions["end"] = ((0,), np.dtype(np.uint8), offset)
         return regions

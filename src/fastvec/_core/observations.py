@@ -107,7 +107,7 @@ class ObservationWriter:
             raise ObservationError(f"{name} cannot be made an array: {error}") from error
         if array.shape != spec.shape:
             raise ObservationError(f"{name} must have shape {spec.shape}, got {array.shape}")
-        if array.dtype == spec.dtype or self._unsafe_casts:
+        if array.dtype == spec.dtype or (self._unsafe_casts and array.dtype.kind in "?biuf"):
             return array.astype(spec.dtype)
         if array.dtype.kind not in "?biufc" or not _same_kind(array.dtype, spec.dtype):
             raise ObservationError(
@@ -115,11 +115,13 @@ class ObservationWriter:
                 "values. Return what the space declares, or pass unsafe_casts=True to cast it regardless"
             )
         cast = array.astype(spec.dtype)
-        if spec.dtype.kind in "iu":
-            if not np.array_equal(cast, array):
+        if array.dtype.kind in "iu":
+            with np.errstate(invalid="ignore"):
+                back = cast.astype(array.dtype)
+            if not (np.array_equal(cast, array) and np.array_equal(back, array)):
                 raise ObservationError(
                     f"{name} must have dtype {spec.dtype}, got {array.dtype} with values that do not fit "
-                    f"({_sample(array[cast != array])})"
+                    f"({_sample(array[(cast != array) | (back != array)])})"
                 )
         elif array.dtype.kind == "f" and array.dtype.itemsize > spec.dtype.itemsize:
             self._warn_once(leaf, f"{name} has dtype {array.dtype}, but its space declares {spec.dtype}: it is rounded")

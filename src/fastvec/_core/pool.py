@@ -20,17 +20,18 @@ from fastvec._core.channel import Channel, Gone, remaining, wait_for
 from fastvec._core.config import EngineConfig
 from fastvec._core.factories import modules_in, pickle_factories, strings_in
 from fastvec._core.forkserver import ForkServer, ServerKey
+from fastvec._core.handle import WorkerHandle, death_of
 from fastvec._core.launch import WorkerProcess, fork_worker, import_path, spawn_process, wait_for_exit
 from fastvec._core.layout import BatchLayout, BatchViews
 from fastvec._core.lineage import LifeLine
 from fastvec._core.protocol import Adapter, Opcode, RemoteFailure, WorkerInit, dumps
 from fastvec._core.shm import SharedBlock
 from fastvec._core.structure import EnvDescription
-from fastvec._core.sync import Bell, ChannelBell, SemaphoreBell, semaphores_work
+from fastvec._core.sync import semaphores_work
 from fastvec._core.topology import pin_all_threads
-from fastvec.errors import SpaceMismatchError, WorkerDiedError, WorkerTimeoutError
+from fastvec.errors import SpaceMismatchError, WorkerTimeoutError
 
-__all__ = ["WorkerHandle", "WorkerPool", "death_of"]
+__all__ = ["WorkerPool"]
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -47,79 +48,6 @@ _KILL_GRACE = 1.0
 _BASE_PRELOAD = ("numpy", "cloudpickle", "fastvec._core.worker")
 
 
-class WorkerHandle:
-    """One worker as its parent sees it. The pool owns what it refers to.
-
-    Attributes:
-        sequence: Number of the last command sent.
-    """
-
-    def __init__(self, index: int, env_ids: range, process: WorkerProcess, channel: Channel) -> None:
-        self.index, self.env_ids, self.process, self.channel = index, env_ids, process, channel
-        self.sequence = 0
-        self.command_bell: Bell
-        self.reply_bell: Bell
-
-    def attach(self, views: BatchViews, *, with_semaphores: bool) -> None:
-        """Take up this worker's rows of the shared block."""
-        self._command = memoryview(views.commands[self.index])
-        self.reply = memoryview(views.replies[self.index])
-        self._mailbox = memoryview(views.mailbox[self.index])
-        if with_semaphores:
-            command, reply = SemaphoreBell(views.bells[self.index, 0]), SemaphoreBell(views.bells[self.index, 1])
-            command.initialize()
-            reply.initialize()
-            self.command_bell, self.reply_bell = command, reply
-        else:
-            self.command_bell = self.reply_bell = ChannelBell(self.channel)
-
-    def command(self, opcode: int, code: int = 0, spin_us: int = 0) -> None:
-        """Give the worker something to do; what does not fit in a row follows on the channel."""
-        command = self._command
-        command[1], command[2], command[3] = opcode, code, spin_us
-        self.sequence += 1
-        command[0] = self.sequence
-        self.command_bell.ring()
-
-    def take_reply(self) -> tuple[int, bytes]:
-        """Status and payload of the reply whose ring has just been taken.
-
-        Raises:
-            Gone: The worker died while sending a payload too large for the mailbox.
-        """
-        status, nbytes = self.reply[1], self.reply[2]
-        if nbytes <= len(self._mailbox):
-            return status, bytes(self._mailbox[:nbytes]) if nbytes else b""
-        return status, self.channel.receive(sentinel=self.process.sentinel)
-
-
-def death_of(worker: WorkerHandle, command: str) -> WorkerDiedError:
-    """Describe the death of a worker; waits a moment for the exit code to be known."""
-    wait_for_exit([worker.process], 0.5)
-    code, pid = worker.process.poll(), worker.process.pid
-    how = "its exit code is not known"
-    if code is not None and code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        how = f"it was killed by {name}"
-        if name == "SIGKILL":
-            how += " (often the kernel's out-of-memory killer: see `dmesg`)"
-        elif name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"):
-            how += " (a crash in native code of an environment or a library)"
-    elif code is not None and code != 255:
-        how = f"it ended itself with exit code {code}"
-    ids = worker.env_ids
-    envs = f"env {ids[0]}" if len(ids) == 1 else f"envs {ids[0]} to {ids[-1]}"
-    return WorkerDiedError(
-        f"worker {worker.index} (pid {pid}, {envs}) died during {command}: {how}",
-        worker=worker.index,
-        pid=pid,
-        exitcode=code,
-    )
-
-
 class WorkerPool:
     """The workers of one engine.
 
@@ -134,7 +62,7 @@ class WorkerPool:
         self._adapter = adapter
         self._owner = os.getpid()
         self._asked_to_close = False
-        self._mask_before: frozenset[int] | None = None
+        self._mask_before: dict[int, set[int]] | None = None
         self._server: ForkServer | None = None
         self._block: SharedBlock | None = None
         self._lifeline: LifeLine | None = None
@@ -220,21 +148,25 @@ class WorkerPool:
     def _gather(self, deadline: float | None) -> list[Any]:
         """The first message of every worker, in any order; raises as soon as one has failed."""
         messages: dict[int, Any] = {}
-        while len(messages) < len(self.workers):
+        while True:
+            # First what has been read already, perhaps in looking for the end: no descriptor tells of it.
+            for worker in self.workers:
+                if worker.index not in messages and worker.channel.poll():
+                    message = pickle.loads(worker.channel.receive())
+                    if isinstance(message, RemoteFailure):
+                        raise message.exception()
+                    messages[worker.index] = message
             waiting = [worker for worker in self.workers if worker.index not in messages]
+            if not waiting:
+                break
             watched = [worker.channel.fileno() for worker in waiting]
             watched += [w.process.sentinel for w in waiting if w.process.sentinel is not None]
             if not wait_for(watched, remaining(deadline)):
                 raise self._start_timeout(i for worker in waiting for i in worker.env_ids)
             for worker in waiting:
-                if worker.channel.poll():
-                    message = pickle.loads(worker.channel.receive())
-                    if isinstance(message, RemoteFailure):
-                        raise message.exception()
-                    messages[worker.index] = message
-                elif worker.channel.at_end() or worker.process.poll() is not None:
-                    if not worker.channel.poll():
-                        raise death_of(worker, "start-up")
+                ended = worker.process.poll() is not None or worker.channel.at_end()
+                if ended and not worker.channel.poll():
+                    raise death_of(worker, "start-up")
         return [messages[worker.index] for worker in self.workers]
 
     def _agreed(self, reports: list[tuple[EnvDescription, list[str]]]) -> EnvDescription:
@@ -258,9 +190,7 @@ class WorkerPool:
         for worker in self.workers:
             worker.attach(views, with_semaphores=with_semaphores)
             with self._reporting(worker, "start-up"):
-                worker.channel.send(
-                    message, fds=(self._block.fd,), deadline=deadline, sentinel=worker.process.sentinel
-                )
+                worker.channel.send(message, fds=(self._block.fd,), deadline=deadline, sentinel=worker.process.sentinel)
         self._gather(deadline)
         self._block.close()
         return views
@@ -287,7 +217,7 @@ class WorkerPool:
         )
 
     def stop(self) -> None:
-        """End every worker: ask, wait for ``close_timeout``, terminate, kill. Idempotent; never raises for a dead one."""
+        """End every worker: ask, wait for ``close_timeout``, terminate, kill. Idempotent."""
         if os.getpid() != self._owner:
             return
         self.ask_to_close()

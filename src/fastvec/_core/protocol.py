@@ -203,9 +203,7 @@ class RemoteFailure:
             text = "".join(traceback.format_exception(error))
         except Exception:
             text = "(its traceback cannot be shown)"
-        return cls(
-            failure.env_index, failure.command, type(error).__qualname__, message, text, pickled, worker, pid
-        )
+        return cls(failure.env_index, failure.command, type(error).__qualname__, message, text, pickled, worker, pid)
 
     def exception(self) -> BaseException:
         """The exception to raise in the parent: the environment's own with an EnvError as cause, or that."""

@@ -85,7 +85,9 @@ class BatchReader:
         if flags != self._no_flags:
             for index, flag in enumerate(flags):
                 if flag & _FINAL_IN_BLOCK:
-                    finals[index] = build(self._tree, (a[index, ...].copy() for a in self._views.finals if a is not None))
+                    finals[index] = build(
+                        self._tree, (a[index, ...].copy() for a in self._views.finals if a is not None)
+                    )
         return StepResult(
             build(self._tree, iter(arrays)), self._views.rewards.copy(), flags, infos, finals, reset_infos
         )

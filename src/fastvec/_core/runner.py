@@ -26,6 +26,7 @@ __all__ = ["EnvRunner", "build_envs", "close_envs"]
 _TERMINATED, _TRUNCATED = StepFlag.TERMINATED.value, StepFlag.TRUNCATED.value
 _TRUNCATED_IS_NUMPY, _FINAL_IN_BLOCK = StepFlag.TRUNCATED_IS_NUMPY.value, StepFlag.FINAL_IN_BLOCK.value
 
+
 def build_envs(env_fns: Sequence[Callable[[], Any]], env_ids: range, adapter: Adapter) -> list[Any]:
     """Call the factories.
 
@@ -99,8 +100,8 @@ class EnvRunner:
         self._tree = description.observation
         self._freeze = freeze
         rows = slice(env_ids.start, env_ids.stop)
-        self._rewards = memoryview(views.rewards[rows])
-        self._flags = memoryview(views.flags[rows])
+        self._rewards = views.rewards[rows].data
+        self._flags = views.flags[rows].data
         self._infos = InfoWriter(views.info_codes[rows], views.info_cells[rows], freeze)
         self._observations = ObservationWriter(
             self._tree, [a if a is None else a[rows] for a in views.observations], unsafe_casts=unsafe_casts
@@ -222,4 +223,3 @@ class EnvRunner:
                 frozen[leaf, row] = self._freeze(value)
         objects.clear()
         return StepNews(schemas, rests, reset_infos, finals, frozen)
-

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,7 @@ class SerialEngine:
         self._actions = batch.objects if batch.array is None else batch.array.copy()
         self.state = EngineState.PENDING
 
-    def recv(self, timeout: float | None = None) -> StepResult:  # noqa: ARG002 - nothing to wait for
+    def recv(self, timeout: float | None = None) -> StepResult:
         """See :class:`~fastvec._core.engine.Engine`."""
         self._check_usable("step()")
         if self.state is not EngineState.PENDING:
@@ -80,12 +80,18 @@ class SerialEngine:
         return self._batch.step([self._guarded(self._runner.step, self._actions)])
 
     def call(
-        self, name: str, function: Callable[..., Any], *args: Any, env_ids: Iterable[int], **kwargs: Any
+        self,
+        name: str,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        env_ids: Iterable[int],
+        kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """See :class:`~fastvec._core.engine.Engine`."""
         self._check_usable(name)
         try:
-            return self._runner.call(list(env_ids), name, function, args, kwargs)
+            return self._runner.call(list(env_ids), name, function, args, dict(kwargs or {}))
         except EnvFailure as failure:
             raise _own(failure) from failure.error.__cause__
 

@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
+from pathlib import Path
 
 from fastvec.errors import SharedMemoryError
 
@@ -56,6 +57,7 @@ class SharedBlock:
 
 
 def _anonymous_fd(nbytes: int) -> int:
+    _check_available(nbytes)
     if hasattr(os, "memfd_create"):
         with contextlib.suppress(OSError):  # sandboxes may forbid the call: a file serves as well
             return _reserved(os.memfd_create("fastvec", os.MFD_CLOEXEC), nbytes, "memfd")
@@ -66,6 +68,20 @@ def _anonymous_fd(nbytes: int) -> int:
         raise SharedMemoryError(f"no file for {nbytes:,} bytes of shared memory in {folder}: {error}") from error
     os.unlink(path)
     return _reserved(fd, nbytes, folder)
+
+
+def _check_available(nbytes: int) -> None:
+    """A memfd has no limit of its own: without this, the out-of-memory killer would answer."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return
+    if nbytes > available:
+        raise SharedMemoryError(
+            f"shared memory of {nbytes:,} bytes is needed, and {available:,} are available: use fewer environments or "
+            "smaller observations"
+        )
 
 
 def _reserved(fd: int, nbytes: int, where: str) -> int:

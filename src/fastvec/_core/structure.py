@@ -7,6 +7,7 @@ faces translate their framework's spaces into such a tree; the engine sees nothi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -15,7 +16,19 @@ import numpy as np
 
 from fastvec.errors import ObservationError
 
-__all__ = ["ArraySpec", "DictNode", "EnvDescription", "Leaf", "Node", "Path", "TupleNode", "build", "leaves", "lookup", "path_text"]
+__all__ = [
+    "ArraySpec",
+    "DictNode",
+    "EnvDescription",
+    "Leaf",
+    "Node",
+    "Path",
+    "TupleNode",
+    "build",
+    "leaves",
+    "lookup",
+    "path_text",
+]
 
 Path: TypeAlias = "tuple[str | int, ...]"
 
@@ -35,7 +48,7 @@ class ArraySpec:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:

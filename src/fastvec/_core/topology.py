@@ -99,12 +99,22 @@ def pin(cpus: frozenset[int]) -> None:
     os.sched_setaffinity(0, cpus)
 
 
-def pin_all_threads(cpus: frozenset[int]) -> frozenset[int]:
-    """Bind every thread of this process, of which :func:`pin` reaches only the calling one; returns the mask before."""
-    before = frozenset(os.sched_getaffinity(0))
-    for task in os.listdir("/proc/self/task"):
+def pin_all_threads(cpus: frozenset[int] | dict[int, set[int]]) -> dict[int, set[int]]:
+    """Bind every thread of this process, of which :func:`pin` reaches only the calling one.
+
+    Args:
+        cpus: CPUs for all threads, or an earlier result, to give each thread its mask back.
+
+    Returns:
+        The masks before, by thread.
+    """
+    before: dict[int, set[int]] = {}
+    for task in map(int, os.listdir("/proc/self/task")):
+        # Threads that came later have the mask of the one that started them.
+        mask = cpus.get(task, cpus.get(os.getpid(), set())) if isinstance(cpus, dict) else cpus
         with contextlib.suppress(ProcessLookupError):  # it has ended since
-            os.sched_setaffinity(int(task), cpus)
+            before[task] = os.sched_getaffinity(task)
+            os.sched_setaffinity(task, mask)
     return before
 
 
@@ -114,10 +124,7 @@ def read_topology(root: Path = Path("/")) -> Topology:
     Args:
         root: Where ``sys`` and ``proc`` hang; another one in tests.
     """
-    if hasattr(os, "sched_getaffinity"):
-        mask = sorted(os.sched_getaffinity(0))
-    else:
-        mask = list(range(os.cpu_count() or 1))
+    mask = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     nodes = _nodes(root)
     return Topology(
         cpus=tuple(Cpu(index, _core(root, index), nodes.get(index, 0)) for index in mask),
@@ -175,11 +182,7 @@ def _quotas_upwards(mount: Path, path: str, read: Callable[[Path], float | None]
     folder = mount / path.strip("/")
     folders: Sequence[Path] = [folder, *folder.parents]
     return [
-        quota
-        for one in folders
-        if one == mount or mount in one.parents
-        for quota in [read(one)]
-        if quota is not None
+        quota for one in folders if one == mount or mount in one.parents for quota in [read(one)] if quota is not None
     ]
 
 

@@ -136,9 +136,9 @@ class _Server:
     ) -> None:
         self._channel, self._runner, self._views, self._init = channel, runner, views, init
         self._command_bell, self._reply_bell = command_bell, reply_bell
-        self._command = memoryview(views.commands[init.worker])
-        self._reply = memoryview(views.replies[init.worker])
-        self._mailbox = memoryview(views.mailbox[init.worker])
+        self._command = views.commands[init.worker].data
+        self._reply = views.replies[init.worker].data
+        self._mailbox = views.mailbox[init.worker].data
         self._rows = slice(init.env_ids.start, init.env_ids.stop)
 
     def serve(self) -> None:
@@ -163,7 +163,8 @@ class _Server:
     def _await_command(self, last: int) -> None:
         if self._spin_seconds:
             spin(self._command, 0, last + 1, self._spin_seconds)
-        while not self._command_bell.wait(_IDLE_SLICE):
+        # By the number, too: a ring alone might be a stray one.
+        while not (self._command_bell.wait(_IDLE_SLICE) and self._command[0] != last):
             if self._channel.at_end():
                 raise Gone
 

@@ -1,0 +1,108 @@
+"""One worker as its parent sees it: commands to it, replies from it, and what became of it."""
+
+from __future__ import annotations
+
+import signal
+
+from fastvec._core.channel import Channel
+from fastvec._core.launch import WorkerProcess, wait_for_exit
+from fastvec._core.layout import BatchViews
+from fastvec._core.sync import Bell, ChannelBell, SemaphoreBell
+from fastvec.errors import WorkerDiedError
+
+__all__ = ["WorkerHandle", "death_of"]
+
+
+#: Seconds that a worker may be kept from running between writing its reply and ringing for it.
+_RING_PATIENCE = 1.0
+
+
+class WorkerHandle:
+    """One worker as its parent sees it. The pool owns what it refers to.
+
+    Attributes:
+        sequence: Number of the last command sent.
+    """
+
+    def __init__(self, index: int, env_ids: range, process: WorkerProcess, channel: Channel) -> None:
+        self.index, self.env_ids, self.process, self.channel = index, env_ids, process, channel
+        self.sequence = 0
+        self.command_bell: Bell
+        self.reply_bell: Bell
+
+    def attach(self, views: BatchViews, *, with_semaphores: bool) -> None:
+        """Take up this worker's rows of the shared block."""
+        self._command = views.commands[self.index].data
+        self.reply = views.replies[self.index].data
+        self._mailbox = views.mailbox[self.index].data
+        if with_semaphores:
+            command, reply = SemaphoreBell(views.bells[self.index, 0]), SemaphoreBell(views.bells[self.index, 1])
+            command.initialize()
+            reply.initialize()
+            self.command_bell, self.reply_bell = command, reply
+        else:
+            self.command_bell = self.reply_bell = ChannelBell(self.channel)
+
+    def command(self, opcode: int, code: int = 0, spin_us: int = 0) -> None:
+        """Give the worker something to do; what does not fit in a row follows on the channel."""
+        command = self._command
+        command[1], command[2], command[3] = opcode, code, spin_us
+        self.sequence += 1
+        command[0] = self.sequence
+        self.command_bell.ring()
+
+    def has_replied(self, timeout: float) -> bool:
+        """Whether the reply to the last command is there; waits for it at most ``timeout`` seconds.
+
+        Raises:
+            Gone: The worker has died, where that is seen in waiting.
+        """
+        # A ring may be left over from before: see ring_was_lost.
+        return self.reply_bell.wait(timeout) and self.reply[0] == self.sequence
+
+    def ring_was_lost(self) -> bool:
+        """Whether the reply is there but its ring has been taken, by a wait that an interrupt then ended."""
+        if self.reply[0] != self.sequence:
+            return False
+        # Far more often the worker was only interrupted between its reply and its ring. Should the ring come after
+        # all, has_replied() will know it by the number of the next reply.
+        self.reply_bell.wait(_RING_PATIENCE)
+        return True
+
+    def take_reply(self) -> tuple[int, bytes]:
+        """Status and payload of the reply whose ring has just been taken.
+
+        Raises:
+            Gone: The worker died while sending a payload too large for the mailbox.
+        """
+        status, nbytes = self.reply[1], self.reply[2]
+        if nbytes <= len(self._mailbox):
+            return status, bytes(self._mailbox[:nbytes]) if nbytes else b""
+        return status, self.channel.receive(sentinel=self.process.sentinel)
+
+
+def death_of(worker: WorkerHandle, command: str) -> WorkerDiedError:
+    """Describe the death of a worker; waits a moment for the exit code to be known."""
+    wait_for_exit([worker.process], 0.5)
+    code, pid = worker.process.poll(), worker.process.pid
+    how = "its exit code is not known"
+    if code is not None and code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        how = f"it was killed by {name}"
+        if name == "SIGKILL":
+            how += " (often the kernel's out-of-memory killer: see `dmesg`)"
+        elif name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"):
+            how += " (a crash in native code of an environment or a library)"
+    elif code is not None and code != 255:
+        how = f"it ended itself with exit code {code}"
+    ids = worker.env_ids
+    envs = f"env {ids[0]}" if len(ids) == 1 else f"envs {ids[0]} to {ids[-1]}"
+    return WorkerDiedError(
+        f"worker {worker.index} (pid {pid}, {envs}) died during {command}: {how}",
+        worker=worker.index,
+        pid=pid,
+        exitcode=code,
+    )
