@@ -42,7 +42,9 @@ def contenders(workers: int, start_method: str) -> dict[str, Callable[[list[Any]
 def compare(env_id: str, n: int, workers: int, rounds: int, start_method: str) -> dict[str, Any]:
     """Steps a second of each contender, per round."""
     steps = STEPS.get(env_id, 50)
-    venvs = {name: make([partial(gymnasium.make, env_id)] * n) for name, make in contenders(workers, start_method).items()}
+    venvs = {
+        name: make([partial(gymnasium.make, env_id)] * n) for name, make in contenders(workers, start_method).items()
+    }
     space = venvs["DummyVecEnv"].action_space
     space.seed(0)
     actions = [np.array([space.sample() for _ in range(n)]) for _ in range(steps)]
