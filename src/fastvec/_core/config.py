@@ -45,8 +45,8 @@ class EngineConfig:
         close_timeout: Seconds that workers have to close their environments before they are ended.
         worker_env: Environment variables of each worker.
         preload: Modules that a fork server imports once for all its workers, besides those found by itself.
-        worker_spin_us: Microseconds that a worker looks for its next command before it sleeps.
-        parent_spin_us: Microseconds that the parent looks for a reply before it sleeps.
+        workers_spin: Whether a worker may look for its next command for a moment before it sleeps: only where each can
+            have a CPU of its own.
         unsafe_casts: Whether observations may lose their fraction or wrap around on their way into an integer space.
     """
 
@@ -64,8 +64,7 @@ class EngineConfig:
     worker_env_is_shared: bool = True
     preload: tuple[str, ...] = ()
     unsafe_casts: bool = False
-    worker_spin_us: int = 0
-    parent_spin_us: int = 0
+    workers_spin: bool = False
 
     @classmethod
     def resolve(
@@ -123,6 +122,7 @@ class EngineConfig:
             worker_env=_resolve_worker_env(worker_env, workers),
             worker_env_is_shared=not callable(worker_env),
             preload=tuple(preload),
+            workers_spin=workers <= read_topology().usable,
             unsafe_casts=unsafe_casts,
         )
 

@@ -15,7 +15,6 @@ import pickle
 import signal
 import socket
 import threading
-import traceback
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -201,12 +200,9 @@ def serve(sock: socket.socket) -> None:
     preload, cwd = pickle.loads(channel.receive())
     os.chdir(cwd)
     for module in preload:
-        try:
+        # The worker that needs a module which fails will raise where its user can see it, or may not need it at all.
+        with contextlib.suppress(BaseException):
             importlib.import_module(module)
-        except Exception:
-            # The worker that needs it will raise where its user can see it; it may also not need it at all.
-            if os.environ.get("FASTVEC_DEBUG"):
-                traceback.print_exc()
     gc.collect()
     gc.freeze()
     wake_read, wake_write = os.pipe()

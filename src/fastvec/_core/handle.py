@@ -43,10 +43,10 @@ class WorkerHandle:
         else:
             self.command_bell = self.reply_bell = ChannelBell(self.channel)
 
-    def command(self, opcode: int, code: int = 0, spin_us: int = 0) -> None:
+    def command(self, opcode: int, code: int = 0) -> None:
         """Give the worker something to do; what does not fit in a row follows on the channel."""
         command = self._command
-        command[1], command[2], command[3] = opcode, code, spin_us
+        command[1], command[2] = opcode, code
         self.sequence += 1
         command[0] = self.sequence
         self.command_bell.ring()

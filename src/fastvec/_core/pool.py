@@ -102,6 +102,7 @@ class WorkerPool:
                 cpus=config.cpus[worker] if config.cpus else None,
                 threads=config.threads_per_worker,
                 unsafe_casts=config.unsafe_casts,
+                spins=config.workers_spin,
                 env_fns=payload,
             )
             process, channel = self._launch(init, deadline)

@@ -33,7 +33,6 @@ from fastvec._core.protocol import (
     dumps,
 )
 from fastvec._core.results import BatchReader, ResetResult, StepResult
-from fastvec._core.sync import spin
 from fastvec.errors import BrokenError, CallError, ClosedError, WorkerTimeoutError
 
 __all__ = ["ProcessEngine"]
@@ -206,7 +205,7 @@ class ProcessEngine:
         self._news = [NO_NEWS] * len(self._workers)
         if messages is None:
             for worker in workers:
-                worker.command(opcode, code, self._config.worker_spin_us)
+                worker.command(opcode, code)
             return
         for worker, message in zip(workers, messages, strict=True):
             try:
@@ -243,8 +242,6 @@ class ProcessEngine:
         """Take one of the missing replies."""
         worker = next(iter(self._missing.values()))
         try:
-            if self._config.parent_spin_us:
-                spin(worker.reply, 0, worker.sequence, self._config.parent_spin_us * 1e-6)
             there = worker.has_replied(0)
             while not there:
                 left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())

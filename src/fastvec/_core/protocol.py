@@ -97,6 +97,7 @@ class WorkerInit:
         cpus: CPUs to bind to, or None.
         threads: Cap on compute threads, or None.
         unsafe_casts: See EngineConfig.
+        spins: Whether to look for the next command for a moment before sleeping.
         env_fns: The factories; pickled, unless the process was forked and has them anyway.
         adapter: What the face adds; pickled together with the factories.
     """
@@ -109,6 +110,7 @@ class WorkerInit:
     cpus: frozenset[int] | None
     threads: int | None
     unsafe_casts: bool
+    spins: bool
     env_fns: bytes | tuple[list[Callable[[], Any]], Adapter] = field(repr=False)
 
 

@@ -13,7 +13,7 @@ nothing is left when its users are killed.
 
 NOTE [spinning]: before a wait sleeps it looks at a word in shared memory for a while. The look is only a
 hint: what it guards is read after the semaphore has been taken. How long pays depends on free
-cores, see ``spin_seconds`` where the waits are made.
+cores and on how soon the word changes; who waits decides.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import random
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,6 +47,10 @@ __all__ = ["run_worker", "start_signals", "worker_main"]
 
 #: How long an idle worker sleeps at a stretch before it looks whether its parent still lives.
 _IDLE_SLICE = 1.0
+
+#: Seconds. Where the last command came as soon as this, a worker looks for the next one that long before it sleeps, which
+#: saves the parent a wake-up. A learner takes longer to choose actions: spinning then would only take a CPU from it.
+_SHORT_GAP = 200e-6
 
 
 def start_signals() -> None:
@@ -140,14 +145,15 @@ class _Server:
         self._reply = views.replies[init.worker].data
         self._mailbox = views.mailbox[init.worker].data
         self._rows = slice(init.env_ids.start, init.env_ids.stop)
+        self._spins = init.spins
+        self._gap = 1.0  # seconds between the last reply and the command that followed it
 
     def serve(self) -> None:
         command, step, runner, views = self._command, Opcode.STEP.value, self._runner, self._views
         sequence = 0
         while True:
             self._await_command(sequence)
-            sequence, opcode, code, spin_us = command[0], command[1], command[2], command[3]
-            self._spin_seconds = spin_us * 1e-6
+            sequence, opcode, code = command[0], command[1], command[2]
             if opcode == step:
                 # A copy, as environments may keep the action that they were given.
                 actions = views.actions(code)[self._rows].copy()
@@ -158,15 +164,15 @@ class _Server:
             else:
                 self._answer(sequence, self._handle, opcode, self._channel.receive())
 
-    _spin_seconds = 0.0
-
     def _await_command(self, last: int) -> None:
-        if self._spin_seconds:
-            spin(self._command, 0, last + 1, self._spin_seconds)
+        started = time.perf_counter()
+        if self._spins and self._gap < _SHORT_GAP:
+            spin(self._command, 0, last + 1, 2 * self._gap)
         # By the number, too: a ring alone might be a stray one.
         while not (self._command_bell.wait(_IDLE_SLICE) and self._command[0] != last):
             if self._channel.at_end():
                 raise Gone
+        self._gap = time.perf_counter() - started
 
     def _handle(self, opcode: int, message: bytes) -> Any:
         if opcode == Opcode.CALL:
