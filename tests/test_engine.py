@@ -75,7 +75,8 @@ def test_actions_reach_their_environments_with_their_types(counting):
     [
         (np.zeros(4, np.int64), r"actions must have shape \(5,\), got \(4,\)"),
         (np.zeros((5, 1), np.int64), r"actions must have shape \(5,\), got \(5, 1\)"),
-        (np.zeros(5), "must have dtype int64 or one that casts to it, got float64"),
+        (np.array([0, 0.5, 0, 0, 0]), "must be whole numbers \\(int64\\), got 0.5"),
+        (np.array(["a"] * 5), "must have dtype int64 or one that casts to it, got <U1"),
         ([0, 0, 0, 0], "sequence of 5 actions, one an environment: got 4"),
         ([0, 0, [1, 2], 0, 0], r"the action of env 2 must have shape \(\), got \(2,\)"),
         (3, "an array or a sequence of 5 actions, got a int"),

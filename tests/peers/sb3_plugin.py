@@ -1,7 +1,7 @@
 """A pytest plugin that puts SharedMemVecEnv in the place of SB3's own classes, for SB3's own tests.
 
-Used by ``python tests/peers/run_sb3.py CHECKOUT``; configured by environment variables, since SB3's
-test modules look the classes up when they are imported.
+See the README beside it. Configured by environment variables, since SB3's test modules look the
+classes up when they are imported.
 """
 
 from __future__ import annotations

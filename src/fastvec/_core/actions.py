@@ -45,7 +45,7 @@ def check_actions(actions: Any, num_envs: int, tree: Node) -> ActionBatch:
         expected = (num_envs, *spec.shape)
         if actions.shape != expected:
             raise ActionError(f"actions must have shape {expected}, got {actions.shape}")
-        _check_dtype(actions.dtype, spec, "actions")
+        _check_dtype(actions, spec, "actions")
         code = _CODES.get(actions.dtype)
         if code is not None and actions.dtype.type is ACTION_DTYPES[code].type:
             return ActionBatch(actions, code, [])
@@ -73,7 +73,7 @@ def _check_one(action: Any, node: Node, index: int) -> None:
                 raise ActionError(f"{name} must have shape {node.spec.shape}, got {action!r}") from None
             if array.shape != node.spec.shape:
                 raise ActionError(f"{name} must have shape {node.spec.shape}, got {array.shape}")
-            _check_dtype(array.dtype, node.spec, name)
+            _check_dtype(array, node.spec, name)
     elif isinstance(node, DictNode):
         if not hasattr(action, "keys") or any(key not in action for key in node.keys):
             raise ActionError(
@@ -91,8 +91,16 @@ def _check_one(action: Any, node: Node, index: int) -> None:
             _check_one(part, child, index)
 
 
-def _check_dtype(dtype: np.dtype[Any], spec: ArraySpec, name: str) -> None:
-    if dtype == spec.dtype:
+def _check_dtype(actions: NDArray[Any], spec: ArraySpec, name: str) -> None:
+    given, wanted = actions.dtype, spec.dtype
+    if given == wanted or (given.kind in "iu" and wanted.kind in "iu"):
         return
-    if not np.can_cast(dtype, spec.dtype, casting="same_kind") and not (dtype.kind in "iu" and spec.dtype.kind in "iu"):
-        raise ActionError(f"{name} must have dtype {spec.dtype} or one that casts to it, got {dtype}")
+    if given.kind == "f" and wanted.kind in "iu":
+        # Passed on as floats, as a serial class would; what cannot be meant is a fraction.
+        if np.array_equal(actions, np.trunc(actions)):
+            return
+        raise ActionError(
+            f"{name} must be whole numbers ({wanted}), got {actions[actions != np.trunc(actions)].flat[0]}"
+        )
+    if not np.can_cast(given, wanted, casting="same_kind"):
+        raise ActionError(f"{name} must have dtype {wanted} or one that casts to it, got {given}")
