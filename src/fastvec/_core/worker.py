@@ -48,8 +48,8 @@ __all__ = ["run_worker", "start_signals", "worker_main"]
 #: How long an idle worker sleeps at a stretch before it looks whether its parent still lives.
 _IDLE_SLICE = 1.0
 
-#: Seconds. Where the last command came as soon as this, a worker looks for the next one that long before it sleeps, which
-#: saves the parent a wake-up. A learner takes longer to choose actions: spinning then would only take a CPU from it.
+#: Seconds. Where the last command came as soon as this, a worker looks for the next one for twice that time before it
+#: sleeps, which saves the parent a wake-up. A learner takes longer to choose actions: spinning would take a CPU from it.
 _SHORT_GAP = 200e-6
 
 
