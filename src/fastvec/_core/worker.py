@@ -49,7 +49,7 @@ __all__ = ["run_worker", "start_signals", "worker_main"]
 _IDLE_SLICE = 1.0
 
 #: Seconds. Where the last command came as soon as this, a worker looks for the next one for twice that time before it
-#: sleeps, which saves the parent a wake-up. A learner takes longer to choose actions: spinning would take a CPU from it.
+#: sleeps, which saves the parent a wake-up. A learner takes longer to choose actions and needs the CPU for it.
 _SHORT_GAP = 200e-6
 
 
