@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from engines import eventually
 
 
 def _children() -> set[int]:
@@ -29,12 +29,11 @@ def _shared_files() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
-def eventually(check, seconds: float = 5.0):
-    """Poll until ``check()`` is true; its last value."""
-    deadline = time.monotonic() + seconds
-    while not (value := check()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return value
+@pytest.fixture(scope="session", autouse=True)
+def imported_modules_are_not_garbage():
+    """Take what has been imported out of the sight of the collector, which otherwise walks it twice a test."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

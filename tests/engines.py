@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from fastvec._core.config import EngineConfig
@@ -26,3 +27,11 @@ def reset(engine: Engine, seed: int | None = None, options: Any = None) -> Any:
     n = engine.num_envs
     seeds = [None] * n if seed is None else [seed + i for i in range(n)]
     return engine.reset(seeds, [options] * n)
+
+
+def eventually(check, seconds: float = 5.0):
+    """Poll until ``check()`` is true; its last value."""
+    deadline = time.monotonic() + seconds
+    while not (value := check()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return value

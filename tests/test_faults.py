@@ -15,8 +15,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from conftest import eventually
-from engines import START_METHODS, make_engine, reset
+from engines import START_METHODS, eventually, make_engine, reset
 from toys import BaseOnlyError, CountingEnv, FaultyEnv
 
 from fastvec import errors
@@ -211,6 +210,7 @@ sys.path.insert(0, {tests!r})
 from engines import make_engine, reset
 from toys import CountingEnv, FaultyEnv
 
+{before}
 engine = make_engine(
     [functools.partial(FaultyEnv, i, "step", {how!r}) for i in range(4)], start_method={method!r}, close_timeout=1.0
 )
@@ -220,9 +220,11 @@ print(*(worker.process.pid for worker in engine._workers), flush=True)
 """
 
 
-def start_program(method="fork", how="", rest="", **kwargs):
+def start_program(method="fork", how="", rest="", before="", **kwargs):
     """A program with two workers; returns it and their pids."""
-    code = PROGRAM.format(tests=os.path.dirname(__file__), method=method, how=how, rest=textwrap.dedent(rest))
+    code = PROGRAM.format(
+        tests=os.path.dirname(__file__), method=method, how=how, rest=textwrap.dedent(rest), before=before
+    )
     program = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs
     )
@@ -330,3 +332,36 @@ def test_a_ring_that_comes_late_is_not_taken_for_the_next_reply():
             worker.reply_bell.ring()  # what a late ring looks like
         assert engine.recv().rewards.tolist() == [count] * 2
     engine.close()
+
+
+def test_interrupts_while_a_large_reply_comes_lose_nothing():
+    """KeyboardInterrupt again and again at any moment of recv(): each step is received whole, and once."""
+    program, _ = start_program(
+        rest="""
+        from toys import BigInfoEnv
+        engine.close()
+        engine = make_engine([functools.partial(BigInfoEnv, i) for i in range(2)])
+        reset(engine)
+        interrupts = 0
+        for count in range(1, 31):
+            engine.send(np.zeros(2, np.int64))
+            result = None
+            delay = 0.0002 * count
+            while result is None:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, delay)
+                    result = engine.recv()
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupts += 1
+                    delay *= 2
+            assert result.rewards.tolist() == [count] * 2
+            assert [info["blob"][: len(str(count))] for info in result.infos] == [str(count)] * 2
+            assert [info["count"] for info in result.infos] == [count] * 2
+        print("interrupted" if interrupts else "never")
+        engine.close()
+        """,
+        before="signal.signal(signal.SIGALRM, signal.default_int_handler)",
+    )
+    out, err = program.communicate(timeout=60)
+    assert out == "interrupted\n", err

@@ -190,3 +190,11 @@ class ConstantEnv(gymnasium.Env):
     def step(self, action):
         observation = self.observation_space.sample() if self.observation is None else self.observation
         return observation, self.reward, False, False, {} if self.info is None else self.info
+
+
+class BigInfoEnv(CountingEnv):
+    """Returns an info that no mailbox holds, with its count in it."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {"blob": str(self.count) * 1_000_000, "count": self.count}

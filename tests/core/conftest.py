@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import traceback
@@ -11,13 +10,6 @@ import warnings
 import pytest
 
 from fastvec._core.launch import ForkedProcess, wait_for_exit
-
-
-@pytest.fixture(scope="session", autouse=True)
-def imported_modules_are_not_garbage():
-    """Take what has been imported out of the sight of the collector, which otherwise walks it twice a test."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 
 from fastvec._core.channel import Gone, wait_for
 from fastvec._core.launch import (
+    EXIT_UNKNOWN,
     ForkedProcess,
     SpawnedProcess,
     import_path,
@@ -149,7 +150,7 @@ def test_a_child_that_somebody_else_has_waited_for_has_ended(forked):
     """The program may reap all its children itself: the code is lost then, but not the end."""
     process = forked(lambda: os._exit(3))
     assert os.waitpid(process.pid, 0) == (process.pid, 3 << 8)
-    assert process.poll() == 255
+    assert process.poll() == EXIT_UNKNOWN
     process.kill(signal.SIGKILL)
     assert wait_for_exit([process], 0) == []
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from fastvec._core.channel import Channel, Gone, wait_for
 from fastvec._core.launch import (
+    EXIT_UNKNOWN,
     SpawnedProcess,
     WorkerProcess,
     import_path,
@@ -171,13 +172,13 @@ class ForkServer:
                 os.close(fd)
 
     def exit_code(self, pid: int, sentinel: int | None) -> int | None:
-        """The exit code of a worker, None while it runs; 255 where the server took the answer with it."""
+        """The exit code of a worker, None while it runs; EXIT_UNKNOWN where the server took it along."""
         with self._conversation, contextlib.suppress(Gone):
             while self._channel.poll():
                 _, ended, code = pickle.loads(self._channel.receive())
                 self._codes[ended] = code
         if pid not in self._codes and self._process.poll() is not None and not _runs(pid, sentinel):
-            self._codes[pid] = 255
+            self._codes[pid] = EXIT_UNKNOWN
         return self._codes.get(pid)
 
 
@@ -222,6 +223,7 @@ def serve(sock: socket.socket) -> None:
                     os.read(wake_read, 4096)
                 _report_ended(channel)
             ended = channel.at_end()
+    channel.close()
 
 
 def _fork_worker(channel: Channel, request: int, worker_fd: int, server_only: tuple[int, ...]) -> None:

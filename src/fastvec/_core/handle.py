@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from fastvec._core.channel import Channel
-from fastvec._core.launch import WorkerProcess, wait_for_exit
+from fastvec._core.launch import EXIT_UNKNOWN, WorkerProcess, wait_for_exit
 from fastvec._core.layout import BatchViews
 from fastvec._core.sync import Bell, ChannelBell, SemaphoreBell
 from fastvec.errors import WorkerDiedError
@@ -27,6 +27,8 @@ class WorkerHandle:
     def __init__(self, index: int, env_ids: range, process: WorkerProcess, channel: Channel) -> None:
         self.index, self.env_ids, self.process, self.channel = index, env_ids, process, channel
         self.sequence = 0
+        # The payload of the last reply, for who is interrupted before he has put it in its place.
+        self._taken, self._taken_sequence = b"", -1
         self.command_bell: Bell
         self.reply_bell: Bell
 
@@ -57,6 +59,8 @@ class WorkerHandle:
         Raises:
             Gone: The worker has died, where that is seen in waiting.
         """
+        if self._taken_sequence == self.sequence:
+            return True
         # A ring may be left over from before: see ring_was_lost.
         return self.reply_bell.wait(timeout) and self.reply[0] == self.sequence
 
@@ -70,15 +74,19 @@ class WorkerHandle:
         return True
 
     def take_reply(self) -> tuple[int, bytes]:
-        """Status and payload of the reply whose ring has just been taken.
+        """Status and payload of the reply that is there, also when asked again.
 
         Raises:
             Gone: The worker died while sending a payload too large for the mailbox.
         """
-        status, nbytes = self.reply[1], self.reply[2]
-        if nbytes <= len(self._mailbox):
-            return status, bytes(self._mailbox[:nbytes]) if nbytes else b""
-        return status, self.channel.receive(sentinel=self.process.sentinel)
+        if self._taken_sequence != self.sequence:
+            nbytes = self.reply[2]
+            if nbytes <= len(self._mailbox):
+                self._taken = bytes(self._mailbox[:nbytes]) if nbytes else b""
+            else:
+                self._taken = self.channel.receive(sentinel=self.process.sentinel)
+            self._taken_sequence = self.sequence
+        return self.reply[1], self._taken
 
 
 def death_of(worker: WorkerHandle, command: str) -> WorkerDiedError:
@@ -96,7 +104,7 @@ def death_of(worker: WorkerHandle, command: str) -> WorkerDiedError:
             how += " (often the kernel's out-of-memory killer: see `dmesg`)"
         elif name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"):
             how += " (a crash in native code of an environment or a library)"
-    elif code is not None and code != 255:
+    elif code is not None and code != EXIT_UNKNOWN:
         how = f"it ended itself with exit code {code}"
     ids = worker.env_ids
     envs = f"env {ids[0]}" if len(ids) == 1 else f"envs {ids[0]} to {ids[-1]}"
@@ -104,5 +112,5 @@ def death_of(worker: WorkerHandle, command: str) -> WorkerDiedError:
         f"worker {worker.index} (pid {pid}, {envs}) died during {command}: {how}",
         worker=worker.index,
         pid=pid,
-        exitcode=code,
+        exitcode=None if code == EXIT_UNKNOWN else code,
     )

@@ -27,7 +27,11 @@ from fastvec._core.channel import Channel, wait_for
 from fastvec._core.lineage import close_in_children
 from fastvec._core.protocol import WorkerInit
 
-__all__ = ["ForkedProcess", "SpawnedProcess", "WorkerProcess", "fork_worker", "spawn_process"]
+__all__ = ["EXIT_UNKNOWN", "ForkedProcess", "SpawnedProcess", "WorkerProcess", "fork_worker", "spawn_process"]
+
+
+#: In place of an exit code that somebody else has collected, or that went with a fork server; no process has it.
+EXIT_UNKNOWN = 1 << 16
 
 
 class WorkerProcess(Protocol):
@@ -85,7 +89,7 @@ class ForkedProcess:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:  # somebody else has waited for it
-                self._code = 255
+                self._code = EXIT_UNKNOWN
             else:
                 if pid:
                     self._code = os.waitstatus_to_exitcode(status)

@@ -158,6 +158,7 @@ class ProcessEngine:
             else:
                 for place, result in zip(places[worker.index], value, strict=True):
                     results[place] = result
+            del self._missing[worker.index]
         if failure is not None:
             raise failure.exception()
         return results
@@ -221,12 +222,12 @@ class ProcessEngine:
         """Take replies that nobody has waited for, after a timeout or an interrupt or before a reset."""
         while self._missing:
             worker, status, payload = self._next_reply(name, deadline, None)
-            if self._opcode is Opcode.CALL or not payload:
-                continue
-            value = pickle.loads(payload)
-            if status == Status.FAILED:
-                self._break(value.exception())
-            self._batch.learn(worker.index, value)
+            if payload and self._opcode is not Opcode.CALL:
+                value = pickle.loads(payload)
+                if status == Status.FAILED:
+                    self._break(value.exception())
+                self._batch.learn(worker.index, value)
+            del self._missing[worker.index]
 
     def _collect(self, name: str, deadline: float | None, seconds: float | None) -> None:
         """Wait for the replies of all workers and keep their news; a failure among them breaks the engine."""
@@ -237,9 +238,13 @@ class ProcessEngine:
                 if status == Status.FAILED:
                     self._break(value.exception())
                 self._news[worker.index] = value
+            del self._missing[worker.index]
 
     def _next_reply(self, name: str, deadline: float | None, seconds: float | None) -> tuple[WorkerHandle, int, bytes]:
-        """Take one of the missing replies."""
+        """Take one of the missing replies; it stays missing until the caller has put it in its place.
+
+        So an interrupt at any time loses nothing: the reply is taken again.
+        """
         worker = next(iter(self._missing.values()))
         try:
             there = worker.has_replied(0)
@@ -250,7 +255,6 @@ class ProcessEngine:
                     worker, there = self._look_around(worker, name)
                     if not there and deadline is not None and time.monotonic() >= deadline:
                         raise self._timeout(name, seconds)
-            del self._missing[worker.index]
             status, payload = worker.take_reply()
         except Gone:
             self._break(death_of(worker, name))
