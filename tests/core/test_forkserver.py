@@ -286,14 +286,6 @@ def test_a_preload_that_fails_to_import_is_ignored(acquire, fork, told, module, 
     assert capfd.readouterr().err == ""
 
 
-def test_a_preload_that_fails_is_shown_when_debugging(acquire, fork, told, module, capfd):
-    """With FASTVEC_DEBUG among the variables, its traceback goes to the error output."""
-    module("fails_to_import", "raise ImportError('no such driver')")
-    server = acquire("fails_to_import", environ={**os.environ, "FASTVEC_DEBUG": "1"})
-    assert told(fork, server, "'fails_to_import' in sys.modules") is False
-    assert "ImportError: no such driver" in capfd.readouterr().err
-
-
 def test_a_preload_that_ends_the_server_is_reported(acquire, fork, module):
     """The error gives the exit code and the modules that were being imported."""
     module("ends_the_process", "os._exit(3)")

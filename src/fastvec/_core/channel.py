@@ -48,7 +48,9 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._buffer = bytearray()
+        self._chunks: list[bytes] = []
+        #: Whether messages may come with descriptors.
+        self.expects_fds = True
         self._fds: list[int] = []
 
     @classmethod
@@ -108,12 +110,21 @@ class Channel:
             Gone: The other side has died or closed, and everything that it had sent has been taken.
             TimeoutError: No whole message came in time; what came of it is kept for the next call.
         """
-        while True:
-            message = self._take_message()
-            if message is not None:
-                return message
+        message = self.peek(deadline=deadline, sentinel=sentinel)
+        self.drop()
+        return message
+
+    def peek(self, *, deadline: float | None = None, sentinel: int | None = None) -> bytes:
+        """The next message, which stays the next one until :meth:`drop`; as :meth:`receive` otherwise."""
+        while not self._has_message():
             if not self._fill():
                 self._wait(deadline, sentinel, for_writing=False)
+        return b"".join(self._chunks)[_HEADER.size : self._needed()]
+
+    def drop(self) -> None:
+        """Drop the message that :meth:`peek` has returned."""
+        # One assignment, so that an interrupt finds it done or not done.
+        self._chunks = [b"".join(self._chunks)[self._needed() :]]
 
     def poll(self) -> bool:
         """Whether a whole message is there; reads what has come without waiting."""
@@ -137,42 +148,40 @@ class Channel:
         """Read and drop what has come, so that the other side is not stuck in sending."""
         try:
             while self._fill():
-                self._buffer.clear()
+                self._chunks = []
         except Gone:
             pass
 
     def _fill(self) -> bool:
         """Read what is there; False where nothing is."""
         try:
-            if hasattr(socket, "recv_fds"):
+            if self.expects_fds and hasattr(socket, "recv_fds"):
                 data, fds, _, _ = socket.recv_fds(self._sock, _CHUNK, _MAX_FDS)
                 for fd in fds:
                     os.set_inheritable(fd, False)
                 self._fds += fds
+                self._chunks.append(data)
             else:
-                data = self._sock.recv(_CHUNK)
+                # Received and stored by one call of the interpreter: a KeyboardInterrupt finds the data there or not
+                # yet read, but never in between, where it would be lost.
+                self._chunks.extend(map(self._sock.recv, (_CHUNK,)))
         except BlockingIOError:
             return False
         except OSError as error:
             raise Gone from error
-        if not data:
+        if not self._chunks[-1]:
             raise Gone
-        self._buffer += data
         return True
 
-    def _has_message(self) -> bool:
-        if len(self._buffer) < _HEADER.size:
-            return False
-        needed: int = _HEADER.size + _HEADER.unpack_from(self._buffer)[0]
-        return len(self._buffer) >= needed
+    def _needed(self) -> int:
+        """Bytes of the next message and its header, once that has come."""
+        head = self._chunks[0] if len(self._chunks[0]) >= _HEADER.size else b"".join(self._chunks)
+        length: int = _HEADER.unpack_from(head)[0]
+        return _HEADER.size + length
 
-    def _take_message(self) -> bytes | None:
-        if not self._has_message():
-            return None
-        end = _HEADER.size + _HEADER.unpack_from(self._buffer)[0]
-        message = bytes(memoryview(self._buffer)[_HEADER.size : end])
-        del self._buffer[:end]
-        return message
+    def _has_message(self) -> bool:
+        there = sum(map(len, self._chunks))
+        return there >= _HEADER.size and there >= self._needed()
 
     def _wait(self, deadline: float | None, sentinel: int | None, *, for_writing: bool) -> None:
         fd = self._sock.fileno()

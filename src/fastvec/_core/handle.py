@@ -7,6 +7,7 @@ import signal
 from fastvec._core.channel import Channel
 from fastvec._core.launch import EXIT_UNKNOWN, WorkerProcess, wait_for_exit
 from fastvec._core.layout import BatchViews
+from fastvec._core.protocol import REPLY_NUMBER
 from fastvec._core.sync import Bell, ChannelBell, SemaphoreBell
 from fastvec.errors import WorkerDiedError
 
@@ -36,6 +37,7 @@ class WorkerHandle:
         """Take up this worker's rows of the shared block."""
         self._command = views.commands[self.index].data
         self.reply = views.replies[self.index].data
+        self.channel.expects_fds = False
         self._mailbox = views.mailbox[self.index].data
         if with_semaphores:
             command, reply = SemaphoreBell(views.bells[self.index, 0]), SemaphoreBell(views.bells[self.index, 1])
@@ -84,9 +86,19 @@ class WorkerHandle:
             if nbytes <= len(self._mailbox):
                 self._taken = bytes(self._mailbox[:nbytes]) if nbytes else b""
             else:
-                self._taken = self.channel.receive(sentinel=self.process.sentinel)
+                self._taken = self._receive_large()
             self._taken_sequence = self.sequence
+            if nbytes > len(self._mailbox):
+                self.channel.drop()
         return self.reply[1], self._taken
+
+    def _receive_large(self) -> bytes:
+        """The payload that follows on the channel, which keeps it until it is dropped."""
+        while True:
+            message = self.channel.peek(sentinel=self.process.sentinel)
+            if REPLY_NUMBER.unpack_from(message)[0] == self.sequence:
+                return message[REPLY_NUMBER.size :]
+            self.channel.drop()  # of an earlier reply, whose receiver was interrupted before it dropped it
 
 
 def death_of(worker: WorkerHandle, command: str) -> WorkerDiedError:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from fastvec.errors import EnvError
 
 __all__ = [
     "NO_NEWS",
+    "REPLY_NUMBER",
     "Adapter",
     "CallRequest",
     "EnvFailure",
@@ -46,6 +48,10 @@ __all__ = [
     "dumps",
     "freeze",
 ]
+
+
+#: Before a payload that follows on the channel: the sequence number of its command.
+REPLY_NUMBER = struct.Struct("<q")
 
 
 class Opcode(IntEnum):

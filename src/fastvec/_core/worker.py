@@ -26,6 +26,7 @@ from fastvec._core.layout import BatchLayout, BatchViews
 from fastvec._core.lineage import die_with
 from fastvec._core.protocol import (
     NO_NEWS,
+    REPLY_NUMBER,
     Adapter,
     CallRequest,
     EnvFailure,
@@ -207,7 +208,7 @@ class _Server:
         reply[0] = sequence
         self._reply_bell.ring()
         if not in_mailbox:
-            self._channel.send(payload)
+            self._channel.send(REPLY_NUMBER.pack(sequence) + payload)
 
 
 def _picklable(results: list[Any], request: CallRequest, env_ids: range) -> bytes:
