@@ -367,3 +367,65 @@ def test_registered_environments_are_known_to_workers():
             engine.close()
     finally:
         del gymnasium.registry["Registered-v0"]
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_classes_of_the_script_come_back_as_themselves(method, tmp_path):
+    """Instances, enum members and exceptions of classes in __main__ are the program's own, whose attributes stay."""
+    script = tmp_path / "own.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import enum, sys
+        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        import numpy as np
+        from engines import make_engine, reset
+        from fastvec._env_access import call_method
+        from toys import CountingEnv
+
+        class Color(enum.IntEnum):
+            RED = 1
+
+        class Point:
+            total = 0
+
+        class OwnError(Exception):
+            pass
+
+        class OwnEnv(CountingEnv):
+            def step(self, action):
+                Point.total += 1
+                return (*super().step(action)[:4], {{"point": Point(), "color": Color.RED}})
+
+            def fail(self, point):
+                assert isinstance(point, Point) or {method!r} != "fork"
+                raise OwnError
+
+        engine = make_engine([lambda: OwnEnv(0)] * 2, start_method={method!r})
+        reset(engine)
+        Point.total = 1000
+        for _ in range(2):
+            engine.send(np.zeros(2, np.int64))
+            infos = engine.recv().infos
+        print(all(type(info["point"]) is Point and info["color"] is Color.RED for info in infos), Point.total)
+        try:
+            engine.call("fail", call_method, "fail", Point(), env_ids=[1])
+        except OwnError:
+            print("own error")
+        engine.close()
+        """)
+    )
+    assert run_script(None, path=script) == "True 1000\nown error\n"
+
+
+def test_closing_gives_the_memory_back_while_others_live():
+    """Workers that are forked later do not hold on to an earlier engine's block."""
+
+    def mapped(pid):
+        with open(f"/proc/{pid}/maps") as maps:
+            return sum("/memfd:fastvec" in line for line in maps)
+
+    first = make_engine([functools.partial(CountingEnv, 0)])
+    second = make_engine([functools.partial(CountingEnv, 0)])
+    assert mapped(second._workers[0].process.pid) == 1
+    first.close()
+    second.close()

@@ -10,12 +10,11 @@ import pickle
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from fastvec._core.protocol import dumps
+from fastvec._core.protocol import dumps, dumps_home
 from fastvec._core.structure import ArraySpec, DictNode, EnvDescription, Leaf, Node, Path, TupleNode
 from fastvec.errors import SpaceMismatchError
 
@@ -72,7 +71,7 @@ class GymnasiumAdapter:
             if difference is not None:
                 raise SpaceMismatchError(f"env {env_ids[0]} and env {index} {difference}")
         observation, action = first
-        return EnvDescription(tree_of(observation), tree_of(action), cloudpickle.dumps(first))
+        return EnvDescription(tree_of(observation), tree_of(action), dumps_home(first))
 
     def difference(self, first: EnvDescription, other: EnvDescription) -> str | None:
         """In words, how two descriptions differ, or None."""

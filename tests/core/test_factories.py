@@ -65,9 +65,15 @@ def test_any_iterable_of_functions_is_a_list_of_factories():
 @pytest.mark.parametrize(
     ("env_fns", "text"),
     [
-        (make_env, "env_fns must be a list of functions that make environments, got <function make_env"),
-        (Env, "env_fns must be a list of functions that make environments, got <class"),
-        (4, "env_fns must be a list of functions that make environments, got 4"),
+        (
+            make_env,
+            "one an environment (`[make_env] * 8`), got <function make_env",
+        ),
+        (
+            Env,
+            "one an environment (`[make_env] * 8`), got <class",
+        ),
+        (4, "one an environment (`[make_env] * 8`), got 4"),
         (
             [make_env, Env()],
             "env_fns[1] must be a function that makes an environment, got a Env: each worker makes its",

@@ -26,13 +26,16 @@ def check_factories(env_fns: Sequence[Callable[[], Any]]) -> list[Callable[[], A
         FactoryError: Something else than functions was given.
     """
     if callable(env_fns) or not hasattr(env_fns, "__iter__"):
-        raise FactoryError(f"env_fns must be a list of functions that make environments, got {env_fns!r}")
+        raise FactoryError(
+            "env_fns must be a list of functions that make environments, one an environment (`[make_env] * 8`), got "
+            f"{env_fns!r}"
+        )
     factories = list(env_fns)
     for index, env_fn in enumerate(factories):
         if not callable(env_fn):
             raise FactoryError(
                 f"env_fns[{index}] must be a function that makes an environment, got a {type(env_fn).__name__}: "
-                "each worker makes its own, so pass `lambda: make_env()` instead of `make_env()`"
+                "each worker makes its own, so pass for example `lambda: gymnasium.make(...)`, not what it returns"
             )
     _warn_of_late_binding(factories)
     return factories
@@ -106,6 +109,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             except ValueError:
                 continue
         yield from ((name, value.__globals__[name]) for name in code.co_names if name in value.__globals__)
+    elif isinstance(value, type):
+        yield from ((name, part) for name, part in vars(value).items() if hasattr(part, "__code__"))
     elif isinstance(value, dict):
         yield from ((str(key), part) for key, part in value.items())
     elif isinstance(value, (list, tuple)):

@@ -34,6 +34,10 @@ from fastvec.errors import WorkerDiedError
 __all__ = ["ForkServer", "ServerKey", "serve"]
 
 
+#: Seconds to wait for another thread to finish its request.
+_CONVERSATION_PATIENCE = 0.1
+
+
 class ServerKey(NamedTuple):
     """What two engines must agree on to share a server."""
 
@@ -80,7 +84,9 @@ class ForkServer:
     """The program's side of a server. Made by :meth:`acquire`, given back by :meth:`release`."""
 
     _running: dict[ServerKey, ForkServer] = {}
-    _lock = threading.Lock()
+    # Reentrant, as a collection of garbage may close other engines at any moment.
+    _lock = threading.RLock()
+    _hooked = False
 
     def __init__(self, key: ServerKey) -> None:
         self._key = key
@@ -96,12 +102,25 @@ class ForkServer:
     @classmethod
     def acquire(cls, key: ServerKey) -> ForkServer:
         """The running server for a key, or a new one."""
+        if not cls._hooked:
+            os.register_at_fork(after_in_child=cls._forget)
+            cls._hooked = True
         with cls._lock:
             server = cls._running.get(key)
-            if server is None or server._process.poll() is not None:
-                server = cls._running[key] = cls(key)
+            if server is not None:
+                server._users += 1
+                if server._process.poll() is None:
+                    return server
+                server._users -= 1
+            server = cls._running[key] = cls(key)
             server._users += 1
             return server
+
+    @classmethod
+    def _forget(cls) -> None:
+        """In a forked child: the servers are its parent's, and so is whoever holds the lock."""
+        cls._running = {}
+        cls._lock = threading.RLock()
 
     def release(self) -> None:
         """Say that one user less needs the server; without any, it is ended."""
@@ -118,8 +137,7 @@ class ForkServer:
         self._process.release()
 
     def close(self) -> None:
-        """In a forked child: forget the server, which is its parent's."""
-        self._running.clear()
+        """In a forked child: give up the channel, which is its parent's."""
         self._channel.close()
 
     def fork(self, deadline: float | None) -> tuple[WorkerProcess, Channel]:
@@ -173,10 +191,18 @@ class ForkServer:
 
     def exit_code(self, pid: int, sentinel: int | None) -> int | None:
         """The exit code of a worker, None while it runs; EXIT_UNKNOWN where the server took it along."""
-        with self._conversation, contextlib.suppress(Gone):
-            while self._channel.poll():
-                _, ended, code = pickle.loads(self._channel.receive())
-                self._codes[ended] = code
+        # Not for ever: a collection of garbage may ask in the midst of this very thread's conversation.
+        if self._conversation.acquire(timeout=_CONVERSATION_PATIENCE):
+            try:
+                while self._channel.poll():
+                    _, ended, code = pickle.loads(self._channel.receive())
+                    self._codes[ended] = code
+            except Gone:
+                pass
+            finally:
+                self._conversation.release()
+        elif not _runs(pid, sentinel):
+            return EXIT_UNKNOWN
         if pid not in self._codes and self._process.poll() is not None and not _runs(pid, sentinel):
             self._codes[pid] = EXIT_UNKNOWN
         return self._codes.get(pid)

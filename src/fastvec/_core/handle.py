@@ -15,7 +15,7 @@ __all__ = ["WorkerHandle", "death_of"]
 
 
 #: Seconds that a worker may be kept from running between writing its reply and ringing for it.
-_RING_PATIENCE = 1.0
+_RING_PATIENCE = 0.2
 
 
 class WorkerHandle:

@@ -191,7 +191,7 @@ class InfoWriter:
     def _write_slowly(self, row: int, info: dict[Any, Any]) -> Any:
         if not isinstance(info, dict):
             raise InfoError(f"an info must be a dict, got {info!r} of type {type(info).__name__}")
-        schema = self._schema_for(info)
+        schema = self._schema_for(info) if type(info) is dict else None
         if schema is None or not self._pack(row, schema, schema.scalars(info), info):
             return self._write_whole(row, info)
         self._last[row] = schema
@@ -217,12 +217,14 @@ class InfoWriter:
 
     def _write_whole(self, row: int, info: dict[Any, Any]) -> Any:
         self._codes[row] = WHOLE
-        return self._frozen(Rest(dict(info), None))
+        return self._frozen(Rest(info, None))
 
     def _schema_for(self, info: dict[Any, Any]) -> InfoSchema | None:
         budget = self._row_bytes // 8
         signature: list[tuple[Any, Any, tuple[int, ...] | None]] = []
         for key, value in info.items():
+            if type(key) not in (str, int):
+                continue
             kind: Any = type(value)
             shape = None
             if kind is np.ndarray:
@@ -299,6 +301,9 @@ class InfoReader:
                     infos[row] = info
         for row, frozen in rests.items():
             rest = self._thaw(frozen)
+            if codes[row] == WHOLE:  # a subclass of dict is still one
+                infos[row] = rest.items
+                continue
             infos[row].update(rest.items)
             if rest.order is not None:
                 infos[row] = {key: infos[row][key] for key in rest.order}

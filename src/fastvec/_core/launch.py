@@ -199,7 +199,7 @@ def inherited_socket() -> socket.socket:
 
 def import_path() -> list[str]:
     """``sys.path`` for another process; the empty entry means another folder there."""
-    return [path or os.getcwd() for path in sys.path]
+    return [path or os.getcwd() for path in sys.path if isinstance(path, str)]  # as the import system does
 
 
 def _text(executable: str | bytes) -> str:

@@ -98,6 +98,7 @@ class WorkerPool:
                 env_ids=env_ids,
                 environ=environ,
                 sys_path=tuple(import_path()),
+                argv=tuple(sys.argv),
                 cwd=os.getcwd(),
                 cpus=config.cpus[worker] if config.cpus else None,
                 threads=config.threads_per_worker,
@@ -193,6 +194,7 @@ class WorkerPool:
             with self._reporting(worker, "start-up"):
                 worker.channel.send(message, fds=(self._block.fd,), deadline=deadline, sentinel=worker.process.sentinel)
         self._gather(deadline)
+        self._block.keep_from_children()
         self._block.close()
         return views
 

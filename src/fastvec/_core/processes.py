@@ -7,6 +7,7 @@ and the block are made of it leaves to the pool, what the arrays mean to :mod:`f
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import time
@@ -33,7 +34,7 @@ from fastvec._core.protocol import (
     dumps,
 )
 from fastvec._core.results import BatchReader, ResetResult, StepResult
-from fastvec.errors import BrokenError, CallError, ClosedError, WorkerTimeoutError
+from fastvec.errors import BrokenError, CallError, ClosedError, InfoError, WorkerTimeoutError
 
 __all__ = ["ProcessEngine"]
 
@@ -53,6 +54,7 @@ class ProcessEngine:
     def __init__(self, config: EngineConfig, env_fns: Sequence[Callable[[], Any]], adapter: Adapter) -> None:
         self._config = config
         self._why_broken = ""
+        self._dumps = functools.partial(dumps, same_main=config.start_method == "fork")
         self._pool = WorkerPool(config, env_fns, adapter)
         self.num_envs = config.num_envs
         self.description = self._pool.description
@@ -76,7 +78,8 @@ class ProcessEngine:
         self._check_usable("reset()")
         deadline = _deadline(self._config.reset_timeout)
         messages = [
-            dumps(ResetRequest([seeds[i] for i in w.env_ids], [options[i] for i in w.env_ids])) for w in self._workers
+            self._dumps(ResetRequest([seeds[i] for i in w.env_ids], [options[i] for i in w.env_ids]))
+            for w in self._workers
         ]
         self._settle("reset", deadline)
         self._received = None
@@ -97,7 +100,7 @@ class ProcessEngine:
             self._views.actions(code)[...] = array
             self._command(Opcode.STEP, "step", self._workers, None, deadline, code)
         else:
-            messages = [dumps([objects[i] for i in worker.env_ids]) for worker in self._workers]
+            messages = [self._dumps([objects[i] for i in worker.env_ids]) for worker in self._workers]
             self._command(Opcode.STEP_OBJECTS, "step", self._workers, messages, deadline)
         self.state = EngineState.PENDING
 
@@ -114,7 +117,10 @@ class ProcessEngine:
     def _receive_step(self, seconds: float | None) -> StepResult:
         if self._received is None:
             self._collect("step", _deadline(seconds), seconds)
-            self._received = self._batch.step(self._news)
+            try:
+                self._received = self._batch.step(self._news)
+            except Exception as error:
+                self._break(InfoError(f"what an environment returned cannot be unpickled here: {error!r}"), error)
         return self._received
 
     def call(
@@ -138,7 +144,7 @@ class ProcessEngine:
         targets = [self._workers[index] for index in places]
         # Pickled before anything is sent, so that arguments which cannot be leave no worker waiting.
         messages = [
-            dumps(
+            self._dumps(
                 CallRequest(
                     name, function, args, dict(kwargs or {}), [ids[p] - w.env_ids.start for p in places[w.index]]
                 )
@@ -179,7 +185,7 @@ class ProcessEngine:
 
     def _check_usable(self, what: str) -> None:
         if self.state is EngineState.BROKEN:
-            raise BrokenError(f"{what} is not possible: {self._why_broken}. Only close() is")
+            raise BrokenError(f"{what} is not possible: {self._why_broken}. Call close(), and make new ones")
         if self.state is EngineState.CLOSED:
             raise ClosedError(f"{what} is not possible: the environments have been closed")
         if self.state is EngineState.FOREIGN:
@@ -237,6 +243,8 @@ class ProcessEngine:
                 value = pickle.loads(payload)
                 if status == Status.FAILED:
                     self._break(value.exception())
+                # Before anything else can fail: a schema is announced once.
+                self._batch.learn(worker.index, value)
                 self._news[worker.index] = value
             del self._missing[worker.index]
 
@@ -282,10 +290,11 @@ class ProcessEngine:
             f"{name} did not finish {limit}: waiting for envs {list(env_ids)} of {pids}", env_indices=env_ids
         )
 
-    def _break(self, error: BaseException) -> NoReturn:
+    def _break(self, error: BaseException, cause: BaseException | None = None) -> NoReturn:
         """Raise an error that ends this engine; the healthy workers close their environments meanwhile."""
+        error.__cause__ = cause or error.__cause__
         first_line = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0]
-        self._why_broken = f"they ended with an error before ({first_line})"
+        self._why_broken = f"the environments ended with an error before ({first_line})"
         self.state = EngineState.BROKEN
         self._pool.ask_to_close()
         raise error

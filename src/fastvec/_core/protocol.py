@@ -19,12 +19,15 @@ later one. A worker has at most one command at a time.
 from __future__ import annotations
 
 import io
+import operator
 import pickle
 import struct
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from types import FunctionType
 from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
@@ -46,6 +49,7 @@ __all__ = [
     "StepNews",
     "WorkerInit",
     "dumps",
+    "dumps_home",
     "freeze",
 ]
 
@@ -99,6 +103,7 @@ class WorkerInit:
         env_ids: Its environments.
         environ: All environment variables to run with.
         sys_path: Where to import from.
+        argv: The program's command line, which environments may read.
         cwd: The working directory.
         cpus: CPUs to bind to, or None.
         threads: Cap on compute threads, or None.
@@ -112,6 +117,7 @@ class WorkerInit:
     env_ids: range
     environ: Mapping[str, str]
     sys_path: tuple[str, ...]
+    argv: tuple[str, ...]
     cwd: str
     cpus: frozenset[int] | None
     threads: int | None
@@ -200,7 +206,7 @@ class RemoteFailure:
         """Describe a failure; this itself never fails, whatever the exception is made of."""
         error = failure.error
         try:
-            pickled = None if isinstance(error, _NOT_RERAISED) else dumps(error)
+            pickled = None if isinstance(error, _NOT_RERAISED) else dumps_home(error)
         except Exception:
             pickled = None
         try:
@@ -237,23 +243,50 @@ class RemoteFailure:
         return error
 
 
-def dumps(value: Any) -> bytes:
-    """Pickle; with cloudpickle where plain pickle cannot, or would point into ``__main__``.
+def dumps(value: Any, *, same_main: bool = False) -> bytes:
+    """Pickle for a worker; by value what is defined in ``__main__``, which workers do not import.
 
-    Workers do not import the program's ``__main__``: what is defined there must travel by value.
+    Args:
+        value: What to send.
+        same_main: Whether the receiver was forked from this process, and has its ``__main__``.
     """
-    buffer = io.BytesIO()
     try:
-        pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
-        pickler.dump(value)
-        data = buffer.getvalue()
-        if b"__main__" not in data:
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        if same_main or b"__main__" not in data:
             return data
     except Exception:
         pass
     return cloudpickle.dumps(value)  # type: ignore[no-any-return]
 
 
+def dumps_home(value: Any) -> bytes:
+    """Pickle for the program that this worker belongs to; by reference what that has defined in ``__main__``.
+
+    By value the program would get other classes than its own, or its own with the worker's attributes put over them.
+    """
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        buffer = io.BytesIO()
+        _HomePickler(buffer).dump(value)
+        return buffer.getvalue()
+
+
+class _HomePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, obj: Any) -> Any:
+        if (
+            isinstance(obj, (type, FunctionType))
+            and obj.__module__ == "__main__"
+            and "<" not in obj.__qualname__  # neither <locals> nor <lambda>
+        ):
+            return _from_main, (obj.__qualname__,)
+        return super().reducer_override(obj)
+
+
+def _from_main(qualname: str) -> Any:
+    return operator.attrgetter(qualname)(sys.modules["__main__"])
+
+
 def freeze(value: Any) -> bytes:
     """The ``Freeze`` of a worker: a pickle is both the copy and what is sent."""
-    return dumps(value)
+    return dumps_home(value)

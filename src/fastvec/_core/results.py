@@ -101,7 +101,7 @@ class BatchReader:
         return ResetResult(build(self._tree, iter(arrays)), infos)
 
     def learn(self, index: int, news: StepNews) -> None:
-        """Take note of what the dropped news of a slice announce for later ones."""
+        """Take note of the schemas that the news of a slice announce, which these and later news are read with."""
         self._readers[index].learn(news)
 
     def _copied(self) -> list[NDArray[Any]]:
@@ -121,7 +121,6 @@ class _SliceReader:
     ) -> list[dict[Any, Any]]:
         if news is NO_NEWS:
             return self._infos.read({})
-        self.learn(news)
         start, thaw = self._env_ids.start, self._thaw
         finals.update((start + row, thaw(frozen)) for row, frozen in news.finals.items())
         reset_infos.update((start + row, thaw(frozen)) for row, frozen in news.reset_infos.items())

@@ -77,7 +77,9 @@ class SerialEngine:
         if self.state is not EngineState.PENDING:
             raise CallError("no step is pending: send one first")
         self.state = EngineState.IDLE
-        return self._batch.step([self._guarded(self._runner.step, self._actions)])
+        news = self._guarded(self._runner.step, self._actions)
+        self._batch.learn(0, news)
+        return self._batch.step([news])
 
     def call(
         self,
@@ -112,12 +114,13 @@ class SerialEngine:
             error = _own(failure)
             if not isinstance(error, KeyboardInterrupt):
                 self.state = EngineState.BROKEN
-                self._why_broken = f"they ended with an error before ({type(error).__name__}: {error})".splitlines()[0]
+                first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+                self._why_broken = f"the environments ended with an error before ({first_line})"
             raise error from error.__cause__
 
     def _check_usable(self, what: str) -> None:
         if self.state is EngineState.BROKEN:
-            raise BrokenError(f"{what} is not possible: {self._why_broken}. Only close() is")
+            raise BrokenError(f"{what} is not possible: {self._why_broken}. Call close(), and make new ones")
         if self.state is EngineState.CLOSED:
             raise ClosedError(f"{what} is not possible: the environments have been closed")
 

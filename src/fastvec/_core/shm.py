@@ -48,6 +48,11 @@ class SharedBlock:
             os.close(fd)
             raise
 
+    def keep_from_children(self) -> None:
+        """Do not map the block in processes forked from now on, which would keep its memory alive."""
+        if hasattr(mmap, "MADV_DONTFORK"):
+            self.buffer.madvise(mmap.MADV_DONTFORK)
+
     def close(self) -> None:
         """Give up the descriptor and the mapping, which goes with the last array over it."""
         if self.fd >= 0:

@@ -35,7 +35,7 @@ from fastvec._core.protocol import (
     ResetRequest,
     Status,
     WorkerInit,
-    dumps,
+    dumps_home,
     freeze,
 )
 from fastvec._core.runner import EnvRunner, build_envs, close_envs
@@ -103,7 +103,7 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
             adapter.set_up()
         envs = build_envs(env_fns, init.env_ids, adapter)
         description = _described(envs, init, adapter)
-        channel.send(dumps((description, notes)))
+        channel.send(dumps_home((description, notes)))
         layout: BatchLayout
         layout, with_semaphores = pickle.loads(channel.receive())
         block = SharedBlock(channel.take_fds()[0], layout.nbytes)
@@ -111,7 +111,7 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
         block.close()
     except EnvFailure as failure:
         close_envs(envs)
-        channel.send(dumps(RemoteFailure.of(failure, init.worker, os.getpid())))
+        channel.send(dumps_home(RemoteFailure.of(failure, init.worker, os.getpid())))
         return
     except Gone:  # the parent gave up, perhaps because of another worker's environments
         close_envs(envs)
@@ -124,7 +124,7 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
     command_bell, reply_bell = (
         (SemaphoreBell(bells[0]), SemaphoreBell(bells[1])) if with_semaphores else (ChannelBell(channel),) * 2
     )
-    channel.send(dumps(True))
+    channel.send(dumps_home(True))
     _Server(channel, runner, views, init, command_bell, reply_bell).serve()
 
 
@@ -160,10 +160,18 @@ class _Server:
                 actions = views.actions(code)[self._rows].copy()
                 self._answer(sequence, runner.step, actions)
             elif opcode == Opcode.CLOSE:
-                self._answer(sequence, runner.close)
+                self._close()
                 return
             else:
                 self._answer(sequence, self._handle, opcode, self._channel.receive())
+
+    def _close(self) -> None:
+        """Nobody waits for the reply: what goes wrong is shown where the environments' own output goes."""
+        try:
+            self._runner.close()
+        except EnvFailure as failure:
+            error = failure.error
+            sys.excepthook(type(error), error, error.__traceback__)
 
     def _await_command(self, last: int) -> None:
         started = time.perf_counter()
@@ -195,11 +203,11 @@ class _Server:
             if result is None or result is NO_NEWS:
                 payload = b""
             else:
-                payload = result if isinstance(result, bytes) else dumps(result)
+                payload = result if isinstance(result, bytes) else dumps_home(result)
         except Exception as error:
             failure = error if isinstance(error, EnvFailure) else EnvFailure(None, "a worker", error)
             status = Status.FAILED
-            payload = dumps(RemoteFailure.of(failure, self._init.worker, os.getpid()))
+            payload = dumps_home(RemoteFailure.of(failure, self._init.worker, os.getpid()))
         in_mailbox = len(payload) <= len(self._mailbox)
         if in_mailbox:
             self._mailbox[: len(payload)] = payload
@@ -214,11 +222,11 @@ class _Server:
 def _picklable(results: list[Any], request: CallRequest, env_ids: range) -> bytes:
     """Pickle results here, where it is known whose cannot be."""
     try:
-        return dumps(results)
+        return dumps_home(results)
     except Exception:
         for row, result in zip(request.rows, results, strict=True):
             try:
-                dumps(result)
+                dumps_home(result)
             except Exception as error:
                 raise EnvFailure(
                     env_ids[row],
@@ -268,6 +276,7 @@ def _settle(init: WorkerInit) -> list[str]:
     with _blaming_set_up("constructor"):
         os.chdir(init.cwd)
     sys.path[:] = init.sys_path
+    sys.argv[:] = init.argv
     sys.stdin = open(os.devnull)  # noqa: SIM115
     forked_from_program = not isinstance(init.env_fns, bytes)
     if init.threads is not None and forked_from_program:
