@@ -286,9 +286,11 @@ def test_wrappers_wrap_it(tmp_path):
         assert_same(ours, dummys)
 
 
-def test_videos_are_recorded(tmp_path):
+def test_videos_are_recorded(tmp_path, monkeypatch):
     """VecVideoRecorder writes a file from the workers' images."""
     pytest.importorskip("moviepy")
+    # Its progress bar would start a thread that never ends, of which later forks would rightly be warned.
+    monkeypatch.setattr(pytest.importorskip("tqdm").tqdm, "monitor_interval", 0)
     venv = make_vec_env("CartPole-v1", n_envs=2, vec_env_cls=SharedMemVecEnv)
     venv = VecVideoRecorder(venv, str(tmp_path), record_video_trigger=lambda step: step == 0, video_length=10)
     venv.reset()
