@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from fastvec._core.topology import plan_affinity, read_topology
+from fastvec._core.topology import Topology, plan_affinity, read_topology
 from fastvec.errors import ConfigError
 
 __all__ = ["CpuAffinity", "EngineConfig", "WorkerEnv"]
@@ -93,7 +93,8 @@ class EngineConfig:
         """
         if num_envs < 1:
             raise ConfigError("env_fns is empty: expected at least one environment factory")
-        workers = _resolve_workers(num_envs, in_series, num_workers)
+        topology = read_topology()
+        workers = _resolve_workers(num_envs, in_series, num_workers, topology.usable)
         if threads_per_worker is not None:
             _check_count("threads_per_worker", threads_per_worker, least=1)
         for name, seconds in (
@@ -107,7 +108,7 @@ class EngineConfig:
         _check_seconds("close_timeout", close_timeout)
         if isinstance(preload, str) or not _all_of(preload, str):
             raise ConfigError(f"preload must be a sequence of module names, got {preload!r}")
-        cpus, learner_cpus = _resolve_cpus(workers, cpu_affinity, pin_learner, threads_per_worker or 1)
+        cpus, learner_cpus = _resolve_cpus(topology, workers, cpu_affinity, pin_learner, threads_per_worker or 1)
         return cls(
             num_envs=num_envs,
             num_workers=workers,
@@ -122,7 +123,7 @@ class EngineConfig:
             worker_env=_resolve_worker_env(worker_env, workers),
             worker_env_is_shared=not callable(worker_env),
             preload=tuple(preload),
-            workers_spin=workers <= read_topology().usable,
+            workers_spin=workers <= topology.usable,
             unsafe_casts=unsafe_casts,
         )
 
@@ -151,12 +152,12 @@ def _check_seconds(name: str, value: Any) -> None:
         raise ConfigError(f"{name} must be a positive number of seconds or None, got {value!r}")
 
 
-def _resolve_workers(num_envs: int, in_series: int | None, num_workers: int | None) -> int:
+def _resolve_workers(num_envs: int, in_series: int | None, num_workers: int | None, usable: int) -> int:
     if num_workers is not None:
         _check_count("num_workers", num_workers, least=0)
     if in_series is None:
         if num_workers is None:
-            num_workers = read_topology().usable
+            num_workers = usable
         return min(int(num_workers), num_envs)
     _check_count("in_series", in_series, least=1)
     needed = math.ceil(num_envs / in_series)
@@ -219,13 +220,12 @@ def _all_of(values: Any, kind: type | tuple[type, ...]) -> bool:
 
 
 def _resolve_cpus(
-    num_workers: int, cpu_affinity: CpuAffinity, pin_learner: bool, cpus_per_worker: int
+    topology: Topology, num_workers: int, cpu_affinity: CpuAffinity, pin_learner: bool, cpus_per_worker: int
 ) -> tuple[tuple[frozenset[int], ...] | None, frozenset[int] | None]:
     if cpu_affinity is None or num_workers == 0:
         if pin_learner and num_workers:
             raise ConfigError("pin_learner=True needs cpu_affinity: without it the workers may run on every CPU")
         return None, None
-    topology = read_topology()
     allowed = frozenset(cpu.index for cpu in topology.cpus)
     if isinstance(cpu_affinity, str):
         if cpu_affinity != "auto":
