@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import mmap
 import os
 import resource
 import tempfile
@@ -143,3 +145,26 @@ def test_a_missing_folder_for_temporary_files_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(SharedMemoryError, match=r"no file for 4,096 bytes of shared memory in .*missing"):
         SharedBlock.create(4096)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTFORK"), reason="blocks are mapped in children here")
+def test_a_child_may_collect_a_mapping_that_it_did_not_inherit(forked, exit_code_of):
+    """The address of a block that is kept from children is free in a child: collecting it there unmaps nothing else."""
+    block = SharedBlock.create(SIZE)
+    block.keep_from_children()
+    held = [array_over(block)]
+    address = held[0].ctypes.data
+
+    def child():
+        mappings = [mmap.mmap(-1, SIZE) for _ in range(50)]
+        arrays = [np.frombuffer(mapping, np.uint8) for mapping in mappings]
+        assert any(array.ctypes.data == address for array in arrays), "none took the free address"
+        held.clear()
+        del block.buffer
+        gc.collect()
+        for array in arrays:
+            array[:] = 1
+
+    assert exit_code_of(forked(child)) == 0
+    held.clear()
+    block.close()

@@ -14,11 +14,37 @@ import os
 import shutil
 import sys
 import tempfile
+import weakref
 from pathlib import Path
+from typing import ClassVar
 
+from fastvec._core.lineage import close_in_children
 from fastvec.errors import SharedMemoryError
 
 __all__ = ["SharedBlock"]
+
+
+class _Mapping(mmap.mmap):
+    keeper: _Keeper
+
+
+class _Keeper:
+    """Keeps a forked child from ever unmapping what it does not map.
+
+    There the object of the mapping is inherited, the mapping is not, and its address is free for another. Were the
+    object collected, that other one would be unmapped.
+    """
+
+    inherited: ClassVar[list[mmap.mmap]] = []
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        self._mapping = weakref.ref(mapping)
+        close_in_children(self)
+
+    def close(self) -> None:
+        mapping = self._mapping()
+        if mapping is not None:
+            self.inherited.append(mapping)
 
 
 class SharedBlock:
@@ -32,7 +58,7 @@ class SharedBlock:
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd = fd
         self.nbytes = nbytes
-        self.buffer = mmap.mmap(fd, nbytes)
+        self.buffer = _Mapping(fd, nbytes)
 
     @classmethod
     def create(cls, nbytes: int) -> SharedBlock:
@@ -51,6 +77,7 @@ class SharedBlock:
     def keep_from_children(self) -> None:
         """Do not map the block in processes forked from now on, which would keep its memory alive."""
         if hasattr(mmap, "MADV_DONTFORK"):
+            self.buffer.keeper = _Keeper(self.buffer)
             self.buffer.madvise(mmap.MADV_DONTFORK)
 
     def close(self) -> None:
