@@ -25,8 +25,8 @@ def make_engine(env_fns: list[Any], *, adapter: GymnasiumAdapter | None = None, 
 def reset(engine: Engine, seed: int | None = None, options: Any = None) -> Any:
     """Reset all environments with consecutive seeds."""
     n = engine.num_envs
-    seeds = [None] * n if seed is None else [seed + i for i in range(n)]
-    return engine.reset(seeds, [options] * n)
+    given = {} if options is None else {"options": options}
+    return engine.reset([{"seed": None if seed is None else seed + i, **given} for i in range(n)])
 
 
 def eventually(check, seconds: float = 5.0):

@@ -131,10 +131,12 @@ def test_a_reset_drops_a_pending_step(counting):
 
 
 def test_seeds_and_options_reach_reset(counting):
-    """Every environment gets its own seed; falsy options are not passed."""
-    counting.reset([7, None, 9, 10, 11], [{"a": 1}, {}, None, {"b": 2}, {}])
+    """Every environment gets its own arguments, and none that are not given."""
+    counting.reset(
+        [{"seed": 7, "options": {"a": 1}}, {}, {"seed": 9, "options": {}}, {"options": {"b": 2}}, {"seed": 11}]
+    )
     calls = counting.call("get", get_attr, "reset_calls", env_ids=range(5))
-    assert [c[-1] for c in calls] == [(7, {"a": 1}), (None, None), (9, None), (10, {"b": 2}), (11, None)]
+    assert [c[-1] for c in calls] == [(7, {"a": 1}), (None, None), (9, {}), (None, {"b": 2}), (11, None)]
 
 
 def test_calls_come_back_in_the_order_asked_for(counting):

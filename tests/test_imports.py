@@ -18,7 +18,7 @@ MAX_LINES = 320
 #: A module imports from its own floor or from one below, never from one above.
 FLOORS = [
     # no process, no handle
-    "_core errors _core.topology _core.config _core.structure _core.layout "
+    "_core errors _core.topology _core.options _core.config _core.structure _core.layout "
     "_core.infos _core.observations _core.actions",
     # one thing of the operating system each, and what is said over it
     "_core.channel _core.shm _core.sync _core.lineage _core.protocol",
@@ -27,7 +27,8 @@ FLOORS = [
     # the parent
     "_core.handle _core.pool _core.results _core.engine _core.processes _core.serial",
     # one module a framework
-    "_spaces _env_access _sb3_adapter sb3 gymnasium baselines",
+    "_spaces _env_access _sb3_adapter _baselines_adapter _vector_adapter _vector_infos _vector_batches "
+    "sb3 gymnasium baselines _make_vec",
     # tools, and the front door
     "testing stats measure tune doctor cli __main__ __init__",
 ]

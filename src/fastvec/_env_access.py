@@ -10,7 +10,19 @@ from typing import Any
 
 import gymnasium
 
-__all__ = ["ClassName", "call_method", "get_attr", "has_attr", "is_wrapped", "metadata", "render", "set_attr"]
+__all__ = [
+    "ClassName",
+    "call_method",
+    "call_or_get",
+    "get_attr",
+    "has_attr",
+    "is_wrapped",
+    "metadata",
+    "render",
+    "rendering",
+    "set_attr",
+    "set_wrapper_attr",
+]
 
 #: A class by module and qualified name, for asking about it without importing it.
 ClassName = tuple[str, str]
@@ -49,6 +61,22 @@ def render(env: Any) -> Any:
 def metadata(env: Any) -> dict[str, Any]:
     """A copy of the environment's metadata."""
     return dict(env.metadata or {})
+
+
+def rendering(env: Any) -> tuple[dict[str, Any], str | None]:
+    """A copy of the environment's metadata, and its render mode."""
+    return metadata(env), env.render_mode
+
+
+def call_or_get(env: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    """What a method returns, or the value of an attribute that is none."""
+    attribute = env.get_wrapper_attr(name)
+    return attribute(*args, **kwargs) if callable(attribute) else attribute
+
+
+def set_wrapper_attr(env: Any, name: str, value: Any) -> None:
+    """Set an attribute where it exists, else of the outermost wrapper."""
+    env.set_wrapper_attr(name, value)
 
 
 def is_wrapped(env: Any, wrapper: ClassName | type) -> bool:

@@ -6,8 +6,8 @@
     ├── ConfigError (ValueError)           an option, or a combination of options, is wrong
     ├── FactoryError (TypeError)           an environment factory is no factory, or cannot be sent to a worker
     ├── DuplicateEnvError (ValueError)     two factories returned the same environment object
-    ├── SpaceMismatchError (ValueError)    the environments declare different spaces
-    ├── ActionError (ValueError)           a batch of actions does not fit; nothing was sent
+    ├── SpaceMismatchError (ValueError)    the environments declare different spaces; a RuntimeError too
+    ├── ActionError (ValueError)           a batch of actions does not fit; nothing was sent; a TypeError too
     ├── ObservationError (ValueError)      an environment returned an observation outside what its space declares
     ├── RewardError (TypeError)            an environment returned a reward that is no number
     ├── InfoError (TypeError)              an environment returned an info that cannot be sent
@@ -16,7 +16,7 @@
     ├── BrokenError (RuntimeError)         used after a failure that ended it; says which
     ├── EnvError (RuntimeError)            an environment raised; carries where and the worker's traceback
     ├── WorkerDiedError (ChildProcessError)   a worker process ended without being asked to
-    ├── WorkerTimeoutError (TimeoutError)  a worker did not answer in time
+    ├── WorkerTimeoutError (TimeoutError)  a worker did not answer in time; a multiprocessing.TimeoutError too
     └── SharedMemoryError (MemoryError)    the operating system gave no shared memory
 
 An environment's own exception is raised in the parent as its own type wherever it can be
@@ -24,6 +24,8 @@ rebuilt there, with an :class:`EnvError` as its ``__cause__``.
 """
 
 from __future__ import annotations
+
+import multiprocessing
 
 __all__ = [
     "ActionError",
@@ -61,11 +63,11 @@ class DuplicateEnvError(FastvecError, ValueError):
     """Two factories returned the same environment object."""
 
 
-class SpaceMismatchError(FastvecError, ValueError):
+class SpaceMismatchError(FastvecError, ValueError, RuntimeError):
     """The environments do not all declare the same observation and action space."""
 
 
-class ActionError(FastvecError, ValueError):
+class ActionError(FastvecError, ValueError, TypeError):
     """A batch of actions has the wrong length, shape or dtype. No environment has advanced."""
 
 
@@ -143,8 +145,8 @@ class WorkerDiedError(FastvecError, ChildProcessError):
         self.exitcode = exitcode
 
 
-class WorkerTimeoutError(FastvecError, TimeoutError):
-    """A worker did not answer in time. After a step, the step stays pending and can be received later.
+class WorkerTimeoutError(FastvecError, TimeoutError, multiprocessing.TimeoutError):
+    """A worker did not answer in time. What was asked for stays pending and can be received later.
 
     Attributes:
         env_indices: The environments whose results are missing.

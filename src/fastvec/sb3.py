@@ -24,10 +24,11 @@ except ImportError as error:
     ) from error
 
 from fastvec import _env_access
-from fastvec._core.config import CpuAffinity, EngineConfig, WorkerEnv
+from fastvec._core.config import EngineConfig
 from fastvec._core.engine import Engine
 from fastvec._core.factories import check_factories
 from fastvec._core.layout import StepFlag
+from fastvec._core.options import CpuAffinity, WorkerEnv
 from fastvec._core.processes import ProcessEngine
 from fastvec._core.serial import SerialEngine
 from fastvec._sb3_adapter import Sb3Adapter
@@ -163,7 +164,12 @@ class SharedMemVecEnv(VecEnv):
             The first observations.
         """
         self.waiting = False
-        observations, self.reset_infos = self._engine.reset(self._seeds, self._options)
+        observations, self.reset_infos = self._engine.reset(
+            [
+                {"seed": seed, "options": options} if options else {"seed": seed}
+                for seed, options in zip(self._seeds, self._options, strict=True)
+            ]
+        )
         self._reset_seeds()
         self._reset_options()
         return observations  # type: ignore[no-any-return]

@@ -13,19 +13,29 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from enum import Enum
+from typing import Any
 
 import numpy as np
 
+from fastvec._core.options import CpuAffinity, WorkerEnv
 from fastvec._core.topology import Topology, plan_affinity, read_topology
 from fastvec.errors import ConfigError
 
-__all__ = ["CpuAffinity", "EngineConfig", "WorkerEnv"]
+__all__ = ["AutoresetMode", "EngineConfig"]
 
-CpuAffinity: TypeAlias = "Literal['auto'] | Sequence[int] | Sequence[Collection[int]] | None"
-WorkerEnv: TypeAlias = "Mapping[str, str] | Callable[[int], Mapping[str, str]] | None"
+
+class AutoresetMode(Enum):
+    """When an environment whose episode has ended is reset."""
+
+    #: By the next step, whose action is ignored.
+    NEXT_STEP = "NextStep"
+    #: By the step that ends it; the last observation comes beside.
+    SAME_STEP = "SameStep"
+    #: Only when asked to.
+    DISABLED = "Disabled"
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,8 @@ class EngineConfig:
         workers_spin: Whether a worker may look for its next command for a moment before it sleeps: only where each can
             have a CPU of its own.
         unsafe_casts: Whether observations may lose their fraction or wrap around on their way into an integer space.
+        autoreset_mode: When an environment is reset whose episode has ended.
+        copy: Whether observations are handed out as copies, or as the arrays that the next command overwrites.
     """
 
     num_envs: int
@@ -65,6 +77,8 @@ class EngineConfig:
     preload: tuple[str, ...] = ()
     unsafe_casts: bool = False
     workers_spin: bool = False
+    autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP
+    copy: bool = True
 
     @classmethod
     def resolve(
@@ -75,6 +89,7 @@ class EngineConfig:
         num_workers: int | None = None,
         start_method: str | None = None,
         context: str | None = None,
+        max_workers: int | None = None,
         cpu_affinity: CpuAffinity = None,
         pin_learner: bool = False,
         threads_per_worker: int | None = 1,
@@ -85,6 +100,8 @@ class EngineConfig:
         worker_env: WorkerEnv = None,
         preload: Sequence[str] = (),
         unsafe_casts: bool = False,
+        autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
+        copy: bool = True,
     ) -> EngineConfig:
         """Check a user's options against each other and against the machine.
 
@@ -94,7 +111,7 @@ class EngineConfig:
         if num_envs < 1:
             raise ConfigError("env_fns is empty: expected at least one environment factory")
         topology = read_topology()
-        workers = _resolve_workers(num_envs, in_series, num_workers, topology.usable)
+        workers = _resolve_workers(num_envs, in_series, num_workers, topology.usable, max_workers)
         if threads_per_worker is not None:
             _check_count("threads_per_worker", threads_per_worker, least=1)
         for name, seconds in (
@@ -125,6 +142,8 @@ class EngineConfig:
             preload=tuple(preload),
             workers_spin=workers <= topology.usable,
             unsafe_casts=unsafe_casts,
+            autoreset_mode=autoreset_mode,
+            copy=copy,
         )
 
     def slices(self) -> list[range]:
@@ -152,7 +171,23 @@ def _check_seconds(name: str, value: Any) -> None:
         raise ConfigError(f"{name} must be a positive number of seconds or None, got {value!r}")
 
 
-def _resolve_workers(num_envs: int, in_series: int | None, num_workers: int | None, usable: int) -> int:
+def _resolve_workers(
+    num_envs: int, in_series: int | None, num_workers: int | None, usable: int, max_workers: int | None
+) -> int:
+    workers = _wanted_workers(num_envs, in_series, num_workers, usable)
+    if max_workers is None:
+        return workers
+    _check_count("max_concurrency", max_workers, least=1)
+    if workers > max_workers and (in_series is not None or num_workers is not None):
+        raise ConfigError(
+            f"max_concurrency={max_workers} allows as many workers, but "
+            + (f"in_series={in_series}" if num_workers is None else f"num_workers={num_workers}")
+            + f" asks for {workers}: leave one of the two out"
+        )
+    return min(workers, int(max_workers))
+
+
+def _wanted_workers(num_envs: int, in_series: int | None, num_workers: int | None, usable: int) -> int:
     if num_workers is not None:
         _check_count("num_workers", num_workers, least=0)
     if in_series is None:

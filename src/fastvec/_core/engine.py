@@ -1,62 +1,145 @@
 """The engine: many environments, stepped together.
 
-:class:`Engine` is what a face sees. Two exist: :class:`~fastvec._core.processes.ProcessEngine`,
+An :class:`Engine` is what a face sees. Two exist: :class:`~fastvec._core.processes.ProcessEngine`,
 with workers, and :class:`~fastvec._core.serial.SerialEngine`, which runs the same code in this process.
+This module has what they share: which call is possible when.
 
 States of an engine, and what each call does to it::
 
-    state      send()      recv()            reset()            call()             close()
-    IDLE       → PENDING   CallError         IDLE               IDLE               → CLOSED
-    PENDING    CallError   → IDLE            drops the step     receives the step  → CLOSED
-                           timeout: PENDING                     first, keeps it
-    BROKEN     BrokenError from everything that works with environments             → CLOSED
-    CLOSED     ClosedError from everything that works with environments             nothing
-    FOREIGN    CallError, in a forked child of the process that made the engine     nothing
+    state       send_x()        recv_x()           reset()            call()             close()
+    IDLE        → x-ING         CallError          IDLE               IDLE               → CLOSED
+    RESETTING,  CallError       → IDLE             drops what is      receives what is   → CLOSED
+    STEPPING                    timeout: same      pending            pending, keeps it
+    CALLING     CallError       → IDLE             drops the call     CallError          → CLOSED
+                                timeout: same
+    BROKEN      BrokenError from everything that works with environments                 → CLOSED
+    CLOSED      ClosedError from everything that works with environments                 nothing
+    FOREIGN     CallError, in a forked child of the process that made the engine         nothing
 
-What an environment raises in a step or a reset, and the death of a worker, break the engine. What
-it raises in a call does not.
+``x`` is a reset, a step or a call, and ``recv_x()`` receives what ``send_x()`` has sent. What an
+environment raises in a step or a reset, and the death of a worker, break the engine. What it raises
+in a call does not.
 """
 
 from __future__ import annotations
 
+import os
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fastvec._core.actions import check_actions
+from fastvec._core.config import EngineConfig
 from fastvec._core.results import ResetResult, StepResult
 from fastvec._core.structure import EnvDescription
+from fastvec.errors import BrokenError, CallError, ClosedError
 
-__all__ = ["Engine", "EngineState"]
+__all__ = ["PENDING", "Call", "CallOutcome", "Engine", "EngineState", "Reset", "deadline_after"]
 
 
 class EngineState(Enum):
     """See the table in the module's docstring."""
 
     IDLE = "idle"
-    PENDING = "pending"
+    RESETTING = "reset"
+    STEPPING = "step"
+    CALLING = "call"
     BROKEN = "broken"
     CLOSED = "closed"
     FOREIGN = "foreign"
 
 
-class Engine(Protocol):
-    """What a face sees of an engine."""
+#: Something has been sent and not yet received.
+PENDING = frozenset({EngineState.RESETTING, EngineState.STEPPING, EngineState.CALLING})
 
-    num_envs: int
+
+class Reset(NamedTuple):
+    """Keyword arguments for each environment, and a mask of those to reset, or None for all."""
+
+    arguments: Sequence[Mapping[str, Any]]
+    mask: NDArray[np.bool_] | None
+
+
+class Call(NamedTuple):
+    """``function(env, *args, *each[i], **kwargs)`` for the i-th of ``env_ids``."""
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    env_ids: list[int]
+    each: list[tuple[Any, ...]] | None
+
+
+class CallOutcome(NamedTuple):
+    """What a call returned, in the order of its ``env_ids``, or what an environment raised in it."""
+
+    results: list[Any]
+    failure: BaseException | None
+
+
+class Engine(ABC):
+    """What a face sees of an engine.
+
+    Attributes:
+        num_envs: How many environments there are.
+        description: What they declare.
+        state: Where in its life the engine is.
+    """
+
     description: EnvDescription
 
-    @property
-    def state(self) -> EngineState:
-        """Where in its life it is."""
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._limits = {
+            EngineState.RESETTING: config.reset_timeout,
+            EngineState.STEPPING: config.step_timeout,
+            EngineState.CALLING: None,
+        }
+        self._why_broken = ""
+        # What a call has received in passing, for the recv() that it belongs to.
+        self._received: Any = None
+        self.num_envs = config.num_envs
+        self.state = EngineState.IDLE
 
-    def reset(self, seeds: Sequence[int | None], options: Sequence[Any]) -> ResetResult:
-        """Reset every environment, each with its seed and options; a false option is not passed on."""
+    def reset(self, arguments: Sequence[Mapping[str, Any]]) -> ResetResult:
+        """Reset every environment, each with its keyword arguments."""
+        self._check_usable("reset()")
+        seconds = self._config.reset_timeout
+        deadline = deadline_after(seconds)
+        self._received = None
+        self._start_reset(Reset(arguments, None), deadline)
+        # What does not come in time is dropped by the next command.
+        self.state = EngineState.IDLE
+        return self._finish_reset(deadline, seconds)
+
+    def send_reset(self, arguments: Sequence[Mapping[str, Any]], mask: NDArray[np.bool_] | None = None) -> None:
+        """Start to reset every environment, or those that a mask selects; the others keep their observations."""
+        self._check_idle(EngineState.RESETTING)
+        self._start_reset(Reset(arguments, mask), deadline_after(self._config.reset_timeout))
+        self.state = EngineState.RESETTING
+
+    def recv_reset(self, timeout: float | None = None) -> ResetResult:
+        """Finish the reset; ``timeout`` in seconds, None for ``reset_timeout``."""
+        result: ResetResult = self._recv(EngineState.RESETTING, timeout)
+        return result
 
     def send(self, actions: Any) -> None:
         """Start a step. The actions are checked first: an ActionError has touched nothing."""
+        self._check_idle(EngineState.STEPPING)
+        batch = check_actions(actions, self.num_envs, self.description.action)
+        self._start_step(*batch, deadline_after(self._config.step_timeout))
+        self.state = EngineState.STEPPING
 
     def recv(self, timeout: float | None = None) -> StepResult:
-        """Finish the step. After a WorkerTimeoutError it is still pending."""
+        """Finish the step; ``timeout`` in seconds, None for ``step_timeout``."""
+        result: StepResult = self._recv(EngineState.STEPPING, timeout)
+        return result
 
     def call(
         self,
@@ -66,8 +149,118 @@ class Engine(Protocol):
         *args: Any,
         env_ids: Iterable[int],
         kwargs: Mapping[str, Any] | None = None,
+        each: list[tuple[Any, ...]] | None = None,
     ) -> list[Any]:
-        """``function(env, *args, **kwargs)`` for some environments, in the order of ``env_ids``."""
+        """``function(env, *args, *each[i], **kwargs)`` for some environments, in the order of ``env_ids``."""
+        self._check_usable(name)
+        before = self.state
+        if before is EngineState.CALLING:
+            self._check_idle(before)
+        if before is not EngineState.IDLE:
+            self._finish_pending(None)
+        self._start_call(Call(name, function, args, dict(kwargs or {}), list(env_ids), each))
+        self.state = before
+        results, failure = self._finish_call(None, None)
+        if failure is not None:
+            raise failure
+        return results
 
-    def close(self) -> None:
-        """Close every environment and give everything back. Idempotent, and bounded in time."""
+    def send_call(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        env_ids: Iterable[int],
+        kwargs: Mapping[str, Any] | None = None,
+        each: list[tuple[Any, ...]] | None = None,
+    ) -> None:
+        """Start a :meth:`call`."""
+        self._check_idle(EngineState.CALLING)
+        self._start_call(Call(name, function, args, dict(kwargs or {}), list(env_ids), each))
+        self.state = EngineState.CALLING
+
+    def recv_call(self, timeout: float | None = None) -> list[Any]:
+        """Finish the call; ``timeout`` in seconds, None for none."""
+        outcome: CallOutcome = self._recv(EngineState.CALLING, timeout)
+        if outcome.failure is not None:
+            raise outcome.failure
+        return outcome.results
+
+    def close(self, grace: float | None = None) -> None:
+        """Close every environment and give everything back. Idempotent, and bounded in time.
+
+        Args:
+            grace: Seconds that environments have to close; None for ``close_timeout``.
+        """
+        if self.state in (EngineState.CLOSED, EngineState.FOREIGN):
+            return
+        self.state = EngineState.CLOSED
+        self._close(grace)
+
+    @abstractmethod
+    def _start_reset(self, reset: Reset, deadline: float | None) -> None: ...
+
+    @abstractmethod
+    def _finish_reset(self, deadline: float | None, seconds: float | None) -> ResetResult: ...
+
+    @abstractmethod
+    def _start_step(self, array: Any, code: int, objects: list[Any], deadline: float | None) -> None: ...
+
+    @abstractmethod
+    def _finish_step(self, deadline: float | None, seconds: float | None) -> StepResult: ...
+
+    @abstractmethod
+    def _start_call(self, call: Call) -> None: ...
+
+    @abstractmethod
+    def _finish_call(self, deadline: float | None, seconds: float | None) -> CallOutcome: ...
+
+    @abstractmethod
+    def _close(self, grace: float | None) -> None: ...
+
+    def _recv(self, state: EngineState, timeout: float | None) -> Any:
+        if self.state is not state:
+            self._check_usable(f"{state.value}()")
+            raise CallError(f"no {state.value} is pending: send one first")
+        result = self._finish_pending(timeout)
+        self._received = None
+        self.state = EngineState.IDLE
+        return result
+
+    def _finish_pending(self, timeout: float | None) -> Any:
+        if self._received is None:
+            seconds = self._limits[self.state] if timeout is None else timeout
+            deadline = deadline_after(seconds)
+            if self.state is EngineState.STEPPING:
+                self._received = self._finish_step(deadline, seconds)
+            elif self.state is EngineState.RESETTING:
+                self._received = self._finish_reset(deadline, seconds)
+            else:
+                self._received = self._finish_call(deadline, seconds)
+        return self._received
+
+    def _check_idle(self, wanted: EngineState) -> None:
+        if self.state is EngineState.IDLE:
+            return
+        self._check_usable(f"{wanted.value}()")
+        raise CallError(
+            f"a {self.state.value} is pending already: receive it before sending "
+            + ("the next" if wanted is self.state else f"a {wanted.value}")
+        )
+
+    def _check_usable(self, what: str) -> None:
+        if self.state is EngineState.BROKEN:
+            raise BrokenError(f"{what} is not possible: {self._why_broken}. Call close(), and make new ones")
+        if self.state is EngineState.CLOSED:
+            raise ClosedError(f"{what} is not possible: the environments have been closed")
+        if self.state is EngineState.FOREIGN:
+            raise CallError(
+                f"{what} is not possible in this process ({os.getpid()}), a forked child of the one that made these "
+                "environments: make others here"
+            )
+
+
+def deadline_after(seconds: float | None) -> float | None:
+    """The time of the monotonic clock after some seconds, None for never."""
+    return None if seconds is None else time.monotonic() + seconds

@@ -103,6 +103,7 @@ class WorkerPool:
                 cpus=config.cpus[worker] if config.cpus else None,
                 threads=config.threads_per_worker,
                 unsafe_casts=config.unsafe_casts,
+                autoreset_mode=config.autoreset_mode,
                 spins=config.workers_spin,
                 env_fns=payload,
             )
@@ -219,12 +220,12 @@ class WorkerPool:
             env_indices=missing,
         )
 
-    def stop(self) -> None:
-        """End every worker: ask, wait for ``close_timeout``, terminate, kill. Idempotent."""
+    def stop(self, grace: float | None = None) -> None:
+        """End every worker: ask, wait for ``grace`` seconds (``close_timeout``), terminate, kill. Idempotent."""
         if os.getpid() != self._owner:
             return
         self.ask_to_close()
-        deadline = time.monotonic() + self._config.close_timeout
+        deadline = time.monotonic() + (self._config.close_timeout if grace is None else grace)
         running: list[WorkerProcess] = [worker.process for worker in self.workers]
         while running and time.monotonic() < deadline:
             for worker in self.workers:  # a worker may be stuck in sending what nobody wants any more

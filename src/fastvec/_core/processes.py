@@ -8,17 +8,15 @@ and the block are made of it leaves to the pool, what the arrays mean to :mod:`f
 from __future__ import annotations
 
 import functools
-import os
 import pickle
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from fastvec._core.actions import check_actions
 from fastvec._core.channel import Gone
 from fastvec._core.config import EngineConfig
-from fastvec._core.engine import EngineState
+from fastvec._core.engine import Call, CallOutcome, Engine, EngineState, Reset
 from fastvec._core.handle import WorkerHandle, death_of
 from fastvec._core.lineage import close_in_children
 from fastvec._core.pool import WorkerPool
@@ -27,14 +25,13 @@ from fastvec._core.protocol import (
     Adapter,
     CallRequest,
     Opcode,
-    RemoteFailure,
     ResetRequest,
     Status,
     StepNews,
     dumps,
 )
 from fastvec._core.results import BatchReader, ResetResult, StepResult
-from fastvec.errors import BrokenError, CallError, ClosedError, InfoError, WorkerTimeoutError
+from fastvec.errors import InfoError, WorkerTimeoutError
 
 __all__ = ["ProcessEngine"]
 
@@ -42,7 +39,7 @@ __all__ = ["ProcessEngine"]
 _SLICE = 0.02
 
 
-class ProcessEngine:
+class ProcessEngine(Engine):
     """Environments in worker processes.
 
     Args:
@@ -52,49 +49,46 @@ class ProcessEngine:
     """
 
     def __init__(self, config: EngineConfig, env_fns: Sequence[Callable[[], Any]], adapter: Adapter) -> None:
-        self._config = config
-        self._why_broken = ""
+        super().__init__(config)
         self._dumps = functools.partial(dumps, same_main=config.start_method == "fork")
         self._pool = WorkerPool(config, env_fns, adapter)
-        self.num_envs = config.num_envs
         self.description = self._pool.description
         assert self._pool.views is not None
         self._views = self._pool.views
         self._workers = self._pool.workers
-        self._batch = BatchReader(self.description, self._views, (w.env_ids for w in self._workers), pickle.loads)
+        self._batch = BatchReader(
+            self.description, self._views, (w.env_ids for w in self._workers), pickle.loads, copy=config.copy
+        )
         self._worker_of = [worker for worker in self._workers for _ in worker.env_ids]
         # The workers whose replies have not been taken, what they reply to, and the news of those that have replied.
         self._missing: dict[int, WorkerHandle] = {}
         self._opcode = Opcode.RESET
         self._news: list[StepNews] = []
-        self._received: StepResult | None = None
-        self.state = EngineState.IDLE
+        # Of the call that is pending: where each worker's results belong, and those that have come.
+        self._places: dict[int, list[int]] = {}
+        self._outcome = CallOutcome([], None)
+        self._called = ""
         self._guard = _ForkGuard(self)
         # At interpreter exit, or when the last reference goes.
         self._finalizer = weakref.finalize(self, self._pool.stop)
 
-    def reset(self, seeds: Sequence[int | None], options: Sequence[Any]) -> ResetResult:
-        """See :class:`Engine`."""
-        self._check_usable("reset()")
-        deadline = _deadline(self._config.reset_timeout)
-        messages = [
-            self._dumps(ResetRequest([seeds[i] for i in w.env_ids], [options[i] for i in w.env_ids]))
-            for w in self._workers
-        ]
+    def _start_reset(self, reset: Reset, deadline: float | None) -> None:
+        workers, messages = [], []
+        for worker in self._workers:
+            chosen = [i for i in worker.env_ids if reset.mask is None or reset.mask[i]]
+            if chosen:
+                rows = [i - worker.env_ids.start for i in chosen]
+                request = ResetRequest(rows, [reset.arguments[i] for i in chosen])
+                workers.append(worker)
+                messages.append(self._dumps(request))
         self._settle("reset", deadline)
-        self._received = None
-        self._command(Opcode.RESET, "reset", self._workers, messages, deadline)
-        self.state = EngineState.IDLE
-        self._collect("reset", deadline, self._config.reset_timeout)
+        self._command(Opcode.RESET, "reset", workers, messages, deadline)
+
+    def _finish_reset(self, deadline: float | None, seconds: float | None) -> ResetResult:
+        self._collect("reset", deadline, seconds)
         return self._batch.reset(self._news)
 
-    def send(self, actions: Any) -> None:
-        """See :class:`Engine`."""
-        if self.state is not EngineState.IDLE:
-            self._check_usable("step()")
-            raise CallError("a step is pending already: receive it before sending the next")
-        array, code, objects = check_actions(actions, self.num_envs, self.description.action)
-        deadline = _deadline(self._config.step_timeout)
+    def _start_step(self, array: Any, code: int, objects: list[Any], deadline: float | None) -> None:
         self._settle("step", deadline)
         if array is not None:
             self._views.actions(code)[...] = array
@@ -102,79 +96,51 @@ class ProcessEngine:
         else:
             messages = [self._dumps([objects[i] for i in worker.env_ids]) for worker in self._workers]
             self._command(Opcode.STEP_OBJECTS, "step", self._workers, messages, deadline)
-        self.state = EngineState.PENDING
 
-    def recv(self, timeout: float | None = None) -> StepResult:
-        """See :class:`Engine`; ``timeout`` in seconds, None for the configured one."""
-        if self.state is not EngineState.PENDING:
-            self._check_usable("step()")
-            raise CallError("no step is pending: send one first")
-        result = self._receive_step(self._config.step_timeout if timeout is None else timeout)
-        self._received = None
-        self.state = EngineState.IDLE
-        return result
+    def _finish_step(self, deadline: float | None, seconds: float | None) -> StepResult:
+        self._collect("step", deadline, seconds)
+        try:
+            return self._batch.step(self._news)
+        except Exception as error:
+            self._break(InfoError(f"what an environment returned cannot be unpickled here: {error!r}"), error)
 
-    def _receive_step(self, seconds: float | None) -> StepResult:
-        if self._received is None:
-            self._collect("step", _deadline(seconds), seconds)
-            try:
-                self._received = self._batch.step(self._news)
-            except Exception as error:
-                self._break(InfoError(f"what an environment returned cannot be unpickled here: {error!r}"), error)
-        return self._received
-
-    def call(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        /,
-        *args: Any,
-        env_ids: Iterable[int],
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """See :class:`Engine`."""
-        self._check_usable(name)
-        state = self.state
-        if state is EngineState.PENDING:
-            self._receive_step(self._config.step_timeout)
-        ids = list(env_ids)
-        places: dict[int, list[int]] = {}
-        for place, env_id in enumerate(ids):
-            places.setdefault(self._worker_of[env_id].index, []).append(place)
-        targets = [self._workers[index] for index in places]
+    def _start_call(self, call: Call) -> None:
+        self._places = {}
+        for place, env_id in enumerate(call.env_ids):
+            self._places.setdefault(self._worker_of[env_id].index, []).append(place)
+        targets = [self._workers[index] for index in self._places]
         # Pickled before anything is sent, so that arguments which cannot be leave no worker waiting.
-        messages = [
-            self._dumps(
-                CallRequest(
-                    name, function, args, dict(kwargs or {}), [ids[p] - w.env_ids.start for p in places[w.index]]
-                )
-            )
-            for w in targets
-        ]
-        self._settle(name, None)
-        self._command(Opcode.CALL, name, targets, messages, None)
-        self.state = state
-        results: list[Any] = [None] * len(ids)
-        failure: RemoteFailure | None = None
-        while self._missing:
-            worker, status, payload = self._next_reply(name, None, None)
-            value = pickle.loads(payload)
-            if status == Status.FAILED:
-                failure = failure or value
-            else:
-                for place, result in zip(places[worker.index], value, strict=True):
-                    results[place] = result
-            del self._missing[worker.index]
-        if failure is not None:
-            raise failure.exception()
-        return results
+        messages = []
+        for worker in targets:
+            places = self._places[worker.index]
+            rows = [call.env_ids[place] - worker.env_ids.start for place in places]
+            each = None if call.each is None else [call.each[place] for place in places]
+            messages.append(self._dumps(CallRequest(call.name, call.function, call.args, call.kwargs, rows, each)))
+        self._outcome = CallOutcome([None] * len(call.env_ids), None)
+        self._called = call.name
+        self._settle(call.name, None)
+        self._command(Opcode.CALL, call.name, targets, messages, None)
 
-    def close(self) -> None:
-        """See :class:`Engine`."""
-        if self.state in (EngineState.CLOSED, EngineState.FOREIGN):
-            return
-        self.state = EngineState.CLOSED
-        self._pool.stop()
+    def _finish_call(self, deadline: float | None, seconds: float | None) -> CallOutcome:
+        while self._missing:
+            worker, status, payload = self._next_reply(self._called, deadline, seconds)
+            results, failure = self._outcome
+            try:
+                value = pickle.loads(payload)
+            except Exception as error:
+                failure = failure or error
+            else:
+                if status == Status.FAILED:
+                    failure = failure or value.exception()
+                else:
+                    for place, result in zip(self._places[worker.index], value, strict=True):
+                        results[place] = result
+            self._outcome = CallOutcome(results, failure)
+            del self._missing[worker.index]
+        return self._outcome
+
+    def _close(self, grace: float | None) -> None:
+        self._pool.stop(grace)
         self._finalizer.detach()
         # Whatever refers to the block, so that its memory goes now.
         del self._views, self._batch, self._workers, self._worker_of, self._missing, self._news, self._received
@@ -182,17 +148,6 @@ class ProcessEngine:
     def disown(self) -> None:
         """In a forked child: these environments are its parent's."""
         self.state = EngineState.FOREIGN
-
-    def _check_usable(self, what: str) -> None:
-        if self.state is EngineState.BROKEN:
-            raise BrokenError(f"{what} is not possible: {self._why_broken}. Call close(), and make new ones")
-        if self.state is EngineState.CLOSED:
-            raise ClosedError(f"{what} is not possible: the environments have been closed")
-        if self.state is EngineState.FOREIGN:
-            raise CallError(
-                f"{what} is not possible in this process ({os.getpid()}), a forked child of the one that made these "
-                "environments: make others here"
-            )
 
     def _command(
         self,
@@ -311,7 +266,3 @@ class _ForkGuard:
         engine = self._engine()
         if engine is not None:
             engine.disown()
-
-
-def _deadline(seconds: float | None) -> float | None:
-    return None if seconds is None else time.monotonic() + seconds

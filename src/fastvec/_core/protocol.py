@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
 
+from fastvec._core.config import AutoresetMode
 from fastvec._core.infos import InfoSchema
 from fastvec._core.structure import EnvDescription
 from fastvec.errors import EnvError
@@ -108,6 +109,7 @@ class WorkerInit:
         cpus: CPUs to bind to, or None.
         threads: Cap on compute threads, or None.
         unsafe_casts: See EngineConfig.
+        autoreset_mode: See EngineConfig.
         spins: Whether to look for the next command for a moment before sleeping.
         env_fns: The factories; pickled, unless the process was forked and has them anyway.
         adapter: What the face adds; pickled together with the factories.
@@ -122,25 +124,31 @@ class WorkerInit:
     cpus: frozenset[int] | None
     threads: int | None
     unsafe_casts: bool
+    autoreset_mode: AutoresetMode
     spins: bool
     env_fns: bytes | tuple[list[Callable[[], Any]], Adapter] = field(repr=False)
 
 
 class ResetRequest(NamedTuple):
-    """Reset every environment of the worker, with a seed and options for each."""
+    """Reset some environments of the worker (local indices), each with its keyword arguments."""
 
-    seeds: list[int | None]
-    options: list[Any]
+    rows: list[int]
+    arguments: list[Mapping[str, Any]]
 
 
 class CallRequest(NamedTuple):
-    """Apply ``function(env, *args, **kwargs)`` to some environments (local indices, in order)."""
+    """Apply ``function(env, *args, **kwargs)`` to some environments (local indices, in order).
+
+    Attributes:
+        each: Further positional arguments, a tuple an environment; None for none.
+    """
 
     name: str
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     rows: list[int]
+    each: list[tuple[Any, ...]] | None = None
 
 
 class StepNews(NamedTuple):

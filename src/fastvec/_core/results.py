@@ -1,10 +1,12 @@
 """What comes out of a step: the arrays of the block copied, the news of the slices put in their places.
 
-Both engines read their batches here, so that they cannot differ. Nothing that is handed out aliases the block.
+Both engines read their batches here, so that they cannot differ. Nothing that is handed out aliases the block,
+unless observations are not to be copied.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -43,7 +45,7 @@ class StepResult(NamedTuple):
 
 
 class ResetResult(NamedTuple):
-    """A reset of all environments; see :class:`StepResult`."""
+    """A reset of some or all environments; see :class:`StepResult`. Without a reset an info is empty."""
 
     observations: Any
     infos: list[dict[Any, Any]]
@@ -57,11 +59,19 @@ class BatchReader:
         views: The arrays.
         slices: The environments of each runner.
         thaw: Undoes the runners' ``freeze``.
+        copy: Whether to hand out copies of the observations, or the arrays themselves.
     """
 
     def __init__(
-        self, description: EnvDescription, views: BatchViews, slices: Iterable[range], thaw: Callable[[Any], Any]
+        self,
+        description: EnvDescription,
+        views: BatchViews,
+        slices: Iterable[range],
+        thaw: Callable[[Any], Any],
+        *,
+        copy: bool = True,
     ) -> None:
+        self._copy = copy
         self._tree = description.observation
         self._views = views
         self._num_envs = views.layout.num_envs
@@ -106,7 +116,8 @@ class BatchReader:
 
     def _copied(self) -> list[NDArray[Any]]:
         return [
-            np.empty(self._num_envs, object) if array is None else array.copy() for array in self._views.observations
+            np.empty(self._num_envs, object) if array is None else array.copy() if self._copy else array
+            for array in self._views.observations
         ]
 
 
@@ -115,6 +126,8 @@ class _SliceReader:
         rows = slice(env_ids.start, env_ids.stop)
         self._env_ids, self._thaw = env_ids, thaw
         self._infos = InfoReader(views.info_codes[rows], views.info_cells[rows], thaw)
+        # The last value of each leaf that travels as an object, for who is not reset when others are.
+        self._objects: dict[tuple[int, int], Any] = {}
 
     def step(
         self, news: StepNews, arrays: list[NDArray[Any]], finals: dict[int, Any], reset_infos: dict[int, Any]
@@ -132,6 +145,9 @@ class _SliceReader:
 
     def reset(self, news: StepNews, arrays: list[NDArray[Any]]) -> list[dict[Any, Any]]:
         self._fill_objects(news, arrays)
+        for (leaf, row), frozen in self._objects.items():
+            if (leaf, row) not in news.objects:
+                arrays[leaf][self._env_ids.start + row] = self._thaw(copy.deepcopy(frozen))
         infos: list[dict[Any, Any]] = [{} for _ in self._env_ids]
         for row, frozen in news.reset_infos.items():
             infos[row] = self._thaw(frozen)
@@ -139,4 +155,6 @@ class _SliceReader:
 
     def _fill_objects(self, news: StepNews, arrays: list[NDArray[Any]]) -> None:
         for (leaf, row), frozen in news.objects.items():
+            # A copy, should thawing give the very object to a caller, who may change it. Of bytes it costs nothing.
+            self._objects[leaf, row] = copy.deepcopy(frozen)
             arrays[leaf][self._env_ids.start + row] = self._thaw(frozen)

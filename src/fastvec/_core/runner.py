@@ -8,15 +8,16 @@ returns as :class:`~fastvec._core.protocol.StepNews`. It knows of no process and
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from fastvec._core.config import AutoresetMode
 from fastvec._core.infos import Freeze, InfoWriter
 from fastvec._core.layout import BatchViews, StepFlag
 from fastvec._core.observations import ObservationWriter
-from fastvec._core.protocol import NO_NEWS, Adapter, EnvFailure, StepNews
+from fastvec._core.protocol import NO_NEWS, Adapter, CallRequest, EnvFailure, StepNews
 from fastvec._core.structure import EnvDescription, lookup
 from fastvec.errors import DuplicateEnvError, EnvError, FactoryError, InfoError, ObservationError, RewardError
 
@@ -83,6 +84,7 @@ class EnvRunner:
         views: The arrays of the whole batch.
         freeze: See :class:`~fastvec._core.infos.InfoWriter`.
         unsafe_casts: See :class:`~fastvec._core.observations.ObservationWriter`.
+        autoreset_mode: When an environment is reset whose episode has ended.
     """
 
     def __init__(
@@ -94,8 +96,12 @@ class EnvRunner:
         *,
         freeze: Freeze,
         unsafe_casts: bool,
+        autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
     ) -> None:
         self.envs = envs
+        self._mode = autoreset_mode
+        # The rows that the next step resets, in NEXT_STEP mode.
+        self._ended: set[int] = set()
         self._env_ids = env_ids
         self._tree = description.observation
         self._freeze = freeze
@@ -109,22 +115,22 @@ class EnvRunner:
         self._write = self._observations.writer()
         self._finals = [a if a is None else a[rows] for a in views.finals]
 
-    def reset(self, seeds: Iterable[int | None], options: Iterable[Any]) -> StepNews:
-        """Reset every environment; a false option is left out of the call."""
+    def reset(self, rows: Iterable[int], arguments: Iterable[Mapping[str, Any]]) -> StepNews:
+        """Reset some environments, each with its keyword arguments."""
         reset_infos: dict[int, Any] = {}
-        for row, (env, seed, option) in enumerate(zip(self.envs, seeds, options, strict=True)):
+        for row, keywords in zip(rows, arguments, strict=True):
             with _blame(self._env_ids[row], "reset"):
-                result = env.reset(seed=seed, options=option) if option else env.reset(seed=seed)
-                observation = self._take_reset(row, result, reset_infos)
-                self._write(row, observation)
+                self._write(row, self._take_reset(row, self.envs[row].reset(**keywords), reset_infos))
+            self._ended.discard(row)
         return self._news({}, reset_infos, {})
 
     def step(self, actions: Sequence[Any]) -> StepNews:
-        """Step every environment with its action, and reset those whose episode ends.
+        """Step every environment with its action, and reset those whose episode ends, now or at the next step.
 
         Args:
             actions: One a row, which the environments may keep.
         """
+        ended, same_step = self._ended, self._mode is AutoresetMode.SAME_STEP
         rests: dict[int, Any] = {}
         reset_infos: dict[int, Any] = {}
         finals: dict[int, Any] = {}
@@ -133,6 +139,11 @@ class EnvRunner:
         env: Any
         try:
             for row, env in enumerate(self.envs):
+                if ended and row in ended:
+                    rest = self._reset_late(row, env)
+                    if rest is not None:
+                        rests[row] = rest
+                    continue
                 observation, reward, terminated, truncated, info = env.step(actions[row])
                 try:
                     rewards[row] = reward
@@ -150,23 +161,25 @@ class EnvRunner:
                 if terminated or truncated:
                     if terminated:
                         flag |= _TERMINATED
-                    if self._keep_final(row, observation, finals):
-                        flag |= _FINAL_IN_BLOCK
-                    observation = self._take_reset(row, env.reset(), reset_infos)
+                    if same_step:
+                        if self._keep_final(row, observation, finals):
+                            flag |= _FINAL_IN_BLOCK
+                        observation = self._take_reset(row, env.reset(), reset_infos)
+                    elif self._mode is AutoresetMode.NEXT_STEP:
+                        ended.add(row)
                 flags[row] = flag
                 write(row, observation)
         except BaseException as error:
             raise EnvFailure(self._env_ids[row], "step", error) from error
         return self._news(rests, reset_infos, finals)
 
-    def call(
-        self, rows: Sequence[int], name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
-    ) -> list[Any]:
+    def call(self, request: CallRequest) -> list[Any]:
         """``function(env, *args, **kwargs)`` of some environments, in order."""
         results = []
-        for row in rows:
-            with _blame(self._env_ids[row], name):
-                results.append(function(self.envs[row], *args, **kwargs))
+        for index, row in enumerate(request.rows):
+            more = request.each[index] if request.each is not None else ()
+            with _blame(self._env_ids[row], request.name):
+                results.append(request.function(self.envs[row], *request.args, *more, **request.kwargs))
         return results
 
     def close(self) -> None:
@@ -182,14 +195,18 @@ class EnvRunner:
         if failure is not None:
             raise failure
 
+    def _reset_late(self, row: int, env: Any) -> Any:
+        """A step that resets: no reward, no flags, and the info of the reset in the place of the step's."""
+        self._ended.discard(row)
+        observation, info = _parts_of_reset(env.reset())
+        self._rewards[row] = 0
+        self._flags[row] = 0
+        rest = self._infos.write(row, info)
+        self._write(row, observation)
+        return rest
+
     def _take_reset(self, row: int, result: Any, reset_infos: dict[int, Any]) -> Any:
-        try:
-            observation, info = result
-        except (TypeError, ValueError):
-            raise EnvError(
-                f"reset() must return (observation, info), got {type(result).__name__}: is this environment written "
-                "for the old gym API?"
-            ) from None
+        observation, info = _parts_of_reset(result)
         if info:
             try:
                 reset_infos[row] = self._freeze(info)
@@ -223,3 +240,14 @@ class EnvRunner:
                 frozen[leaf, row] = self._freeze(value)
         objects.clear()
         return StepNews(schemas, rests, reset_infos, finals, frozen)
+
+
+def _parts_of_reset(result: Any) -> tuple[Any, Any]:
+    try:
+        observation, info = result
+    except (TypeError, ValueError):
+        raise EnvError(
+            f"reset() must return (observation, info), got {type(result).__name__}: is this environment written "
+            "for the old gym API?"
+        ) from None
+    return observation, info

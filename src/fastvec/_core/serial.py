@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from fastvec._core.actions import check_actions
 from fastvec._core.config import EngineConfig
-from fastvec._core.engine import EngineState
+from fastvec._core.engine import Call, CallOutcome, Engine, EngineState, Reset
 from fastvec._core.layout import BatchLayout, BatchViews
-from fastvec._core.protocol import Adapter, EnvFailure, RemoteFailure, StepNews
+from fastvec._core.protocol import Adapter, CallRequest, EnvFailure, RemoteFailure, StepNews
 from fastvec._core.results import BatchReader, ResetResult, StepResult
 from fastvec._core.runner import EnvRunner, build_envs, close_envs
-from fastvec.errors import BrokenError, CallError, ClosedError
 
 __all__ = ["SerialEngine"]
 
 
-class SerialEngine:
-    """Environments in this process; see :class:`~fastvec._core.engine.Engine`.
+class SerialEngine(Engine):
+    """Environments in this process, which do what is sent when it is received.
 
     Args:
         config: Validated options; those that concern processes have no effect.
@@ -34,7 +32,7 @@ class SerialEngine:
     """
 
     def __init__(self, config: EngineConfig, env_fns: Sequence[Callable[[], Any]], adapter: Adapter) -> None:
-        self.num_envs = config.num_envs
+        super().__init__(config)
         env_ids = range(self.num_envs)
         try:
             self.envs = build_envs(env_fns, env_ids, adapter)
@@ -48,66 +46,53 @@ class SerialEngine:
         layout = BatchLayout.of(self.description, self.num_envs, 0)
         views = BatchViews(layout, np.zeros(layout.nbytes, np.uint8))
         self._runner = EnvRunner(
-            self.envs, env_ids, self.description, views, freeze=copy.deepcopy, unsafe_casts=config.unsafe_casts
+            self.envs,
+            env_ids,
+            self.description,
+            views,
+            freeze=copy.deepcopy,
+            unsafe_casts=config.unsafe_casts,
+            autoreset_mode=config.autoreset_mode,
         )
-        self._batch = BatchReader(self.description, views, [env_ids], lambda frozen: frozen)
-        self._actions: Any = None
-        self._why_broken = ""
-        self.state = EngineState.IDLE
+        self._batch = BatchReader(self.description, views, [env_ids], lambda frozen: frozen, copy=config.copy)
+        self._request: Any = None
 
-    def reset(self, seeds: Sequence[int | None], options: Sequence[Any]) -> ResetResult:
-        """See :class:`~fastvec._core.engine.Engine`."""
-        self._check_usable("reset()")
-        self.state = EngineState.IDLE
-        return self._batch.reset([self._guarded(self._runner.reset, seeds, options)])
+    def _start_reset(self, reset: Reset, deadline: float | None) -> None:
+        rows = [row for row in range(self.num_envs) if reset.mask is None or reset.mask[row]]
+        self._request = rows, [reset.arguments[row] for row in rows]
 
-    def send(self, actions: Any) -> None:
-        """See :class:`~fastvec._core.engine.Engine`; the step itself happens in :meth:`recv`."""
-        self._check_usable("step()")
-        if self.state is EngineState.PENDING:
-            raise CallError("a step is pending already: receive it before sending the next")
-        batch = check_actions(actions, self.num_envs, self.description.action)
+    def _finish_reset(self, deadline: float | None, seconds: float | None) -> ResetResult:
+        return self._batch.reset([self._guarded(self._runner.reset, *self._request)])
+
+    def _start_step(self, array: Any, code: int, objects: list[Any], deadline: float | None) -> None:
         # A copy, as environments may keep the action that they were given.
-        self._actions = batch.objects if batch.array is None else batch.array.copy()
-        self.state = EngineState.PENDING
+        self._request = objects if array is None else array.copy()
 
-    def recv(self, timeout: float | None = None) -> StepResult:
-        """See :class:`~fastvec._core.engine.Engine`."""
-        self._check_usable("step()")
-        if self.state is not EngineState.PENDING:
-            raise CallError("no step is pending: send one first")
-        self.state = EngineState.IDLE
-        news = self._guarded(self._runner.step, self._actions)
+    def _finish_step(self, deadline: float | None, seconds: float | None) -> StepResult:
+        news = self._guarded(self._runner.step, self._request)
         self._batch.learn(0, news)
         return self._batch.step([news])
 
-    def call(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        /,
-        *args: Any,
-        env_ids: Iterable[int],
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """See :class:`~fastvec._core.engine.Engine`."""
-        self._check_usable(name)
-        try:
-            return self._runner.call(list(env_ids), name, function, args, dict(kwargs or {}))
-        except EnvFailure as failure:
-            raise _own(failure) from failure.error.__cause__
+    def _start_call(self, call: Call) -> None:
+        self._request = CallRequest(call.name, call.function, call.args, call.kwargs, call.env_ids, call.each)
 
-    def close(self) -> None:
-        """See :class:`~fastvec._core.engine.Engine`."""
-        if self.state is EngineState.CLOSED:
-            return
-        self.state = EngineState.CLOSED
+    def _finish_call(self, deadline: float | None, seconds: float | None) -> CallOutcome:
+        try:
+            return CallOutcome(self._runner.call(self._request), None)
+        except EnvFailure as failure:
+            error = _own(failure)
+            error.__cause__ = error.__cause__ or failure.error.__cause__
+            return CallOutcome([], error)
+
+    def _close(self, grace: float | None) -> None:
         try:
             self._runner.close()
         except EnvFailure as failure:
             raise _own(failure) from failure.error.__cause__
 
     def _guarded(self, function: Callable[..., StepNews], *args: Any) -> StepNews:
+        # Where Ctrl-C comes amid the environments, they can be stepped and reset again.
+        self.state = EngineState.IDLE
         try:
             return function(*args)
         except EnvFailure as failure:
@@ -117,12 +102,6 @@ class SerialEngine:
                 first_line = f"{type(error).__name__}: {error}".splitlines()[0]
                 self._why_broken = f"the environments ended with an error before ({first_line})"
             raise error from error.__cause__
-
-    def _check_usable(self, what: str) -> None:
-        if self.state is EngineState.BROKEN:
-            raise BrokenError(f"{what} is not possible: {self._why_broken}. Call close(), and make new ones")
-        if self.state is EngineState.CLOSED:
-            raise ClosedError(f"{what} is not possible: the environments have been closed")
 
 
 def _own(failure: EnvFailure) -> BaseException:

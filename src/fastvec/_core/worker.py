@@ -116,7 +116,15 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
     except Gone:  # the parent gave up, perhaps because of another worker's environments
         close_envs(envs)
         raise
-    runner = EnvRunner(envs, init.env_ids, description, views, freeze=freeze, unsafe_casts=init.unsafe_casts)
+    runner = EnvRunner(
+        envs,
+        init.env_ids,
+        description,
+        views,
+        freeze=freeze,
+        unsafe_casts=init.unsafe_casts,
+        autoreset_mode=init.autoreset_mode,
+    )
     # Long-lived objects of big libraries would be walked at every full collection.
     gc.collect()
     gc.freeze()
@@ -187,13 +195,12 @@ class _Server:
         if opcode == Opcode.CALL:
             with _blaming_set_up("call"):
                 request: CallRequest = pickle.loads(message)
-            results = self._runner.call(request.rows, request.name, request.function, request.args, request.kwargs)
-            return _picklable(results, request, self._init.env_ids)
+            return _picklable(self._runner.call(request), request, self._init.env_ids)
         with _blaming_set_up("reset" if opcode == Opcode.RESET else "step"):
             arguments = pickle.loads(message)
         if opcode == Opcode.RESET:
             reset: ResetRequest = arguments
-            return self._runner.reset(reset.seeds, reset.options)
+            return self._runner.reset(*reset)
         return self._runner.step(arguments)
 
     def _answer(self, sequence: int, function: Callable[..., Any], *args: Any) -> None:
