@@ -198,3 +198,45 @@ class BigInfoEnv(CountingEnv):
     def step(self, action):
         observation, reward, terminated, truncated, _ = super().step(action)
         return observation, reward, terminated, truncated, {"blob": str(self.count) * 1_000_000, "count": self.count}
+
+
+class SampledEnv(gymnasium.Env):
+    """Samples its observations, shows the action in the reward, and tells infos whose keys keep their types."""
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, env_id: int = 0) -> None:
+        self.observation_space = copy.deepcopy(observation_space)  # sampling changes it
+        self.action_space = copy.deepcopy(action_space)
+        self.env_id, self.count, self.episode = env_id, 0, 0
+        self.tag: Any = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.count = 0
+        self.episode += 1
+        info = {"first": self.np_random.random(), "options": options and sorted(options)} if self.episode % 3 else {}
+        return self.observation_space.sample(), info
+
+    def step(self, action):
+        self.count += 1
+        done = self.count >= 3 + self.env_id % 4
+        info: dict[str, Any] = {
+            "float": self.np_random.random(),
+            "narrow": np.float32(self.np_random.random()),
+            "int": self.count,
+            "bool": done,
+            "np_bool": np.bool_(done),
+            "vector": self.np_random.random(3).astype(np.float32),
+            "action": repr(action),
+            "nested": {"kind": type(action).__name__, "deep": {"count": self.count}},
+        }
+        if self.count % 2:
+            info["sometimes"] = self.np_random.random()
+        if done:
+            info["empty"] = {}
+        truncated = done and self.episode % 2 == 0
+        return self.observation_space.sample(), self.np_random.random(), done and not truncated, truncated, info
+
+    def tell(self, a, b=0):
+        return self.env_id, a, b, self.tag

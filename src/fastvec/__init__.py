@@ -1,7 +1,8 @@
 """fastvec: drop-in, optimized vectorized environments for reinforcement learning.
 
-``from fastvec import SharedMemVecEnv`` is a Stable-Baselines3 ``VecEnv``. Importing this package
-loads no framework: each public name is looked up when it is first used.
+``from fastvec import SharedMemVecEnv`` is a Stable-Baselines3 ``VecEnv``, ``SharedMemVectorEnv`` a
+Gymnasium ``VectorEnv`` (also by ``make_vec``), and ``fastvec.baselines`` has OpenAI Baselines'
+``VecEnv``. Importing this package loads no framework: each public name is looked up when it is first used.
 """
 
 from __future__ import annotations
@@ -11,13 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fastvec import errors
+    from fastvec._make_vec import make_vec
+    from fastvec.gymnasium import SharedMemVectorEnv
     from fastvec.sb3 import SharedMemVecEnv
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["SharedMemVecEnv", "__version__", "errors"]
+__all__ = ["SharedMemVecEnv", "SharedMemVectorEnv", "__version__", "errors", "make_vec"]
 
-_HOMES = {"SharedMemVecEnv": "fastvec.sb3"}
+_HOMES = {
+    "SharedMemVecEnv": "fastvec.sb3",
+    "SharedMemVectorEnv": "fastvec.gymnasium",
+    "make_vec": "fastvec._make_vec",
+}
 
 
 def __getattr__(name: str) -> Any:

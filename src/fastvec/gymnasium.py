@@ -1,0 +1,320 @@
+"""The Gymnasium face: a ``VectorEnv`` over the engine.
+
+It knows what Gymnasium's learners and wrappers rely on (batched spaces, three autoreset modes, infos
+as a dict of arrays, ``*_async`` and ``*_wait``) and nothing of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import cloudpickle
+import gymnasium
+import numpy as np
+from gymnasium import Space, logger
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
+from numpy.typing import NDArray
+
+from fastvec import _env_access
+from fastvec import _vector_batches as batches
+from fastvec._core.config import AutoresetMode as EngineMode
+from fastvec._core.config import EngineConfig
+from fastvec._core.engine import PENDING, Engine, EngineState
+from fastvec._core.factories import check_factories
+from fastvec._core.layout import StepFlag
+from fastvec._core.options import check_options
+from fastvec._core.processes import ProcessEngine
+from fastvec._core.serial import SerialEngine
+from fastvec._core.structure import Leaf, leaves
+from fastvec._spaces import registered_specs
+from fastvec._vector_adapter import VectorAdapter
+from fastvec._vector_infos import vectorize_infos
+from fastvec.errors import CallError, ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from fastvec._core.options import EngineOptions
+
+__all__ = ["SharedMemVectorEnv"]
+
+ObservationMode: TypeAlias = "str | tuple[Space[Any], Space[Any]]"
+Seeds: TypeAlias = "int | Sequence[int | None] | None"
+VectorStep: TypeAlias = "tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]"
+
+_TERMINATED, _TRUNCATED = StepFlag.TERMINATED.value, StepFlag.TRUNCATED.value
+
+
+class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
+    """Many environments on few worker processes, with everything that a step moves in shared memory.
+
+    Takes the place of Gymnasium's ``AsyncVectorEnv`` and, with ``num_workers=0``, of its ``SyncVectorEnv``; results
+    equal ``SyncVectorEnv``'s bit for bit, however many workers there are.
+
+    Observations are ``(num_envs, *shape)`` arrays of the space's dtype, nested as the space is (a tuple of
+    ``num_envs`` values for Text, Graph, Sequence, OneOf and custom spaces), rewards ``(num_envs,) float64``,
+    terminations and truncations ``(num_envs,) bool``, infos a dict of arrays with a mask ``_key`` for each key. All
+    are fresh at every call, writable, and the caller's to keep.
+
+    Args:
+        env_fns: One function an environment, which makes it. They run in the workers only.
+        shared_memory: Without effect: what can travel in shared memory always does.
+        copy: False hands out the observations as the very arrays that the next call overwrites.
+        context: Another name of ``start_method``.
+        daemon: Without effect: workers may start processes of their own, and never outlive this one.
+        worker: Must be None: workers here serve several environments and have no pipe.
+        observation_mode: ``"same"`` wants equal observation spaces, ``"different"`` equal shapes and dtypes; a tuple
+            ``(batched, single)`` names the spaces.
+        autoreset_mode: When an environment is reset whose episode has ended: an ``AutoresetMode`` or its value.
+        max_concurrency: The most environments to run at a time, and so the most workers.
+        in_series: Environments a worker; the last workers may have one less.
+        num_workers: Number of worker processes instead; by default as many as usable CPUs, never more than
+            environments. 0 runs the environments in this process, with the same results.
+        start_method: ``"forkserver"`` (default where it exists), ``"spawn"`` or ``"fork"``.
+        cpu_affinity: ``"auto"`` gives each worker CPUs of its own, physical cores first; a list of CPUs deals them out
+            in turn; a list of sets gives one to each worker. None leaves placement to the system.
+        pin_learner: Bind this process to the CPUs that no worker has, until ``close()``.
+        threads_per_worker: Cap on the threads of BLAS, OpenMP and torch in each worker; None for no cap.
+        start_timeout: Seconds for all environments to be built, or None for no limit.
+        reset_timeout, step_timeout: Seconds for a reset or a step, or None, where none are given to wait.
+        close_timeout: Seconds that environments have to close before their workers are ended.
+        worker_env: Environment variables for the workers, or a function of the worker's index that returns them.
+        preload: Modules to import once in the fork server, besides those that the factories refer to.
+        unsafe_casts: Cast observations into integer spaces even where that changes their values.
+
+    Raises:
+        ConfigError: An option is wrong.
+        FactoryError: ``env_fns`` holds something else than functions, or one that cannot be pickled.
+        SpaceMismatchError: The environments declare spaces that differ in more than ``observation_mode`` allows.
+        WorkerTimeoutError: The environments were not ready in time.
+        WorkerDiedError: A worker died while they were built.
+
+    An exception in a constructor, ``reset()`` or ``step()`` is raised here as its own type, with an
+    :class:`~fastvec.errors.EnvError` (environment, worker, traceback) as its cause.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+        shared_memory: bool = True,
+        copy: bool = True,
+        context: str | None = None,
+        daemon: bool = True,
+        worker: None = None,
+        observation_mode: ObservationMode = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        max_concurrency: int | None = None,
+        **engine_options: Unpack[EngineOptions],
+    ) -> None:
+        super().__init__()
+        if worker is not None:
+            raise ConfigError(
+                "worker must be None: a worker of AsyncVectorEnv serves one environment over a pipe, ours several "
+                "over shared memory. Put what it does into a wrapper of the environment"
+            )
+        self.observation_mode = observation_mode
+        self.autoreset_mode = batches.resolve_mode(autoreset_mode)
+        factories = check_factories(env_fns)
+        options = check_options(type(self).__name__, engine_options)
+        resolved = EngineConfig.resolve(
+            len(factories),
+            **options,
+            context=context,
+            max_workers=max_concurrency,
+            autoreset_mode=EngineMode(self.autoreset_mode.value),
+            copy=copy,
+        )
+        self.num_envs, self.num_workers = resolved.num_envs, resolved.num_workers
+        self.start_method = resolved.start_method
+        adapter = VectorAdapter(
+            allow_space_differences=observation_mode != "same",
+            registered=registered_specs() if resolved.num_workers else (),
+            single_space=batches.single_space(observation_mode),
+        )
+        engine_class = ProcessEngine if resolved.num_workers else SerialEngine
+        self._engine: Engine = engine_class(resolved, factories, adapter)
+        self._tree = self._engine.description.observation
+        self._has_objects = any(leaf.spec is None for leaf in leaves(self._tree))
+        self._no_flags = bytes(self.num_envs)
+        # Whose episode has ended and waits for its reset, where nobody resets it unasked.
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        try:
+            self._describe()
+        except BaseException:
+            self._engine.close()
+            raise
+
+    def _describe(self) -> None:
+        """Set what ``VectorEnv`` promises to have."""
+        self.single_observation_space, self.single_action_space = cloudpickle.loads(self._engine.description.spaces)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        if isinstance(self.observation_mode, tuple):
+            self.observation_space = self.observation_mode[0]
+        elif self.observation_mode == "different":
+            spaces = self._call("observation_space", _env_access.get_attr, "observation_space")
+            self.observation_space = batch_differing_spaces(spaces)
+        else:
+            self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        ((metadata, self.render_mode),) = self._engine.call("metadata", _env_access.rendering, env_ids=[0])
+        self.metadata = {**metadata, "autoreset_mode": self.autoreset_mode}
+
+    def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset every environment, or those that ``options["reset_mask"]`` selects.
+
+        Args:
+            seed: One for each environment, or a number ``s`` for ``s, s + 1, ...``.
+            options: Given to each environment, without ``reset_mask``, a ``(num_envs,) bool`` array. Left unchanged.
+
+        Returns:
+            The observations of all environments, and the infos of those that were reset.
+        """
+        self.reset_async(seed, options)
+        return self.reset_wait()
+
+    def reset_async(self, seed: Seeds = None, options: dict[str, Any] | None = None) -> None:
+        """Start a :meth:`reset`."""
+        batches.check_idle(self._engine.state, "reset_async")
+        options, mask = batches.split_options(options, self.num_envs)
+        arguments = [{"seed": one, "options": options} for one in batches.seeds_of(seed, self.num_envs)]
+        self._engine.send_reset(arguments, mask)
+        self._ended[slice(None) if mask is None else mask] = False
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """Finish the reset.
+
+        Args:
+            timeout: Seconds to wait. After a :class:`~fastvec.errors.WorkerTimeoutError` the reset is still pending.
+        """
+        batches.check_pending(self._engine.state, EngineState.RESETTING)
+        result = self._engine.recv_reset(timeout)
+        return self._batched(result.observations), vectorize_infos(enumerate(result.infos), self.num_envs)
+
+    def step(self, actions: Any) -> VectorStep:
+        """Step every environment.
+
+        Args:
+            actions: A batch, as ``action_space`` has it, or a sequence of ``num_envs`` actions.
+
+        Returns:
+            Observations, rewards, terminations, truncations, infos.
+
+        Raises:
+            ActionError: They do not fit the action space; no environment has advanced.
+        """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Start a :meth:`step`."""
+        batches.check_idle(self._engine.state, "step_async")
+        if self.autoreset_mode is AutoresetMode.DISABLED and self._ended.any():
+            raise CallError(
+                f"the episodes of envs {np.flatnonzero(self._ended).tolist()} have ended, and with autoreset_mode="
+                f"{self.autoreset_mode.value!r} nobody resets them: call reset(options={{'reset_mask': ...}}) first"
+            )
+        action = self._engine.description.action
+        if not isinstance(action, Leaf):
+            actions = list(batches.unbatched(actions, action, self.action_space, self.num_envs, "actions"))
+        self._engine.send(actions)
+
+    def step_wait(self, timeout: float | None = None) -> VectorStep:
+        """Finish the step.
+
+        Args:
+            timeout: Seconds to wait. After a :class:`~fastvec.errors.WorkerTimeoutError` the step is still pending.
+        """
+        batches.check_pending(self._engine.state, EngineState.STEPPING)
+        observations, rewards, flags, infos, finals, reset_infos = self._engine.recv(timeout)
+        bits = np.frombuffer(flags, np.uint8)
+        terminations, truncations = (bits & _TERMINATED).astype(np.bool_), (bits & _TRUNCATED).astype(np.bool_)
+        said: Iterator[tuple[int, dict[str, Any]]] = enumerate(infos)
+        if flags != self._no_flags:
+            self._ended = terminations | truncations
+            if self.autoreset_mode is AutoresetMode.SAME_STEP:
+                said = batches.with_finals(infos, self._ended.tolist(), finals, reset_infos)
+        return self._batched(observations), rewards, terminations, truncations, vectorize_infos(said, self.num_envs)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """What a method of each environment returns, or the values of an attribute."""
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Start a :meth:`call`."""
+        batches.check_idle(self._engine.state, "call_async")
+        if name in ("reset", "step", "close"):
+            raise ConfigError(f"{name} cannot be called by call(): use {name}() of the vector environment itself")
+        self._engine.send_call(name, _env_access.call_or_get, name, *args, env_ids=range(self.num_envs), kwargs=kwargs)
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Finish the call.
+
+        Args:
+            timeout: Seconds to wait. After a :class:`~fastvec.errors.WorkerTimeoutError` the call is still pending.
+        """
+        batches.check_pending(self._engine.state, EngineState.CALLING)
+        return tuple(self._engine.recv_call(timeout))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """The values of an attribute, looked up through the wrappers; what a method returns, if it is one."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute where it exists, else of the outermost wrappers.
+
+        Args:
+            name: Its name.
+            values: A list or tuple has a value for each environment; anything else is the value of all.
+        """
+        batches.check_idle(self._engine.state, "set_attr")
+        if not isinstance(values, (list, tuple)):
+            self._call("set_attr", _env_access.set_wrapper_attr, name, values)
+        elif len(values) != self.num_envs:
+            raise ConfigError(
+                f"set_attr({name!r}, ...) got a {type(values).__name__} of {len(values)} values for {self.num_envs} "
+                "environments: a list or tuple must have one for each"
+            )
+        else:
+            self._call("set_attr", _env_access.set_wrapper_attr, name, each=[(value,) for value in values])
+
+    def render(self) -> tuple[Any, ...]:
+        """What each environment renders."""
+        return self.call("render")
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """A copy of each environment's random generator."""
+        return self.get_attr("np_random")
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The seed of each environment's generator."""
+        return self.get_attr("np_random_seed")
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close the environments and end the workers, in bounded time.
+
+        Args:
+            timeout: Seconds that environments have to close; None for ``close_timeout``.
+            terminate: Give them none.
+        """
+        state = self._engine.state
+        if state in PENDING:
+            logger.warn(f"Calling `close` while waiting for a pending call to `{state.value}` to complete.")
+        self.closed = True
+        self._engine.close(0.0 if terminate else timeout)
+
+    def __enter__(self) -> SharedMemVectorEnv:
+        """The environments, closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+        return self._engine.call(name, function, *args, env_ids=range(self.num_envs), **options)
+
+    def _batched(self, observations: Any) -> Any:
+        return batches.with_tuples(observations, self._tree) if self._has_objects else observations
