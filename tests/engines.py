@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from fastvec._core import engines
 from fastvec._core.config import EngineConfig
 from fastvec._core.engine import Engine
-from fastvec._core.processes import ProcessEngine
-from fastvec._core.serial import SerialEngine
 from fastvec._spaces import GymnasiumAdapter, registered_specs
 
 START_METHODS = ("fork", "spawn", "forkserver")
@@ -19,7 +18,7 @@ def make_engine(env_fns: list[Any], *, adapter: GymnasiumAdapter | None = None, 
     options = {"num_workers": 2, "start_method": "fork", "start_timeout": 60.0, **options}
     config = EngineConfig.resolve(len(env_fns), **options)
     adapter = adapter or GymnasiumAdapter(registered=registered_specs() if config.num_workers else ())
-    return (ProcessEngine if config.num_workers else SerialEngine)(config, env_fns, adapter)
+    return engines.make_engine(config, env_fns, adapter)
 
 
 def reset(engine: Engine, seed: int | None = None, options: Any = None) -> Any:

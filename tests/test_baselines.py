@@ -188,7 +188,9 @@ def test_the_signature_begins_as_baselines_does():
     """The arguments of SubprocVecEnv in their order with their defaults; everything else by name."""
     parameters = list(inspect.signature(SharedMemVecEnv).parameters.values())
     assert [(p.name, p.default) for p in parameters[1:4]] == [("spaces", None), ("context", "spawn"), ("in_series", 1)]
-    assert all(p.kind is p.KEYWORD_ONLY for p in parameters[4:])
+    assert all(p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in parameters[4:])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'step_timeot': did you mean 'step_timeout'"):
+        SharedMemVecEnv([functools.partial(OldEnv, 0)], step_timeot=1)
     fns = [functools.partial(OldEnv, i) for i in range(4)]
     with SharedMemVecEnv(fns, None, "fork", 2) as venv:
         assert (venv.num_envs, venv.nremotes) == (4, 2)

@@ -15,7 +15,8 @@ import pytest
 
 pytest.importorskip("stable_baselines3")
 
-from fastvec import SharedMemVecEnv, errors
+from fastvec import SharedMemVecEnv, SharedMemVectorEnv, baselines, errors
+from fastvec._core.options import EngineOptions
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -153,10 +154,22 @@ def first_cells(page):
     return {name for cell in rows for name in re.findall(r"`(\w+)`", cell)}
 
 
+def options_of(face):
+    """Every keyword that a face takes."""
+    return set(inspect.signature(face).parameters) - {"engine_options"} | set(EngineOptions.__annotations__)
+
+
 def test_the_guide_lists_every_option():
     """Each parameter of SharedMemVecEnv has a row in the guide's table."""
-    options = set(inspect.signature(SharedMemVecEnv).parameters)
-    assert options - first_cells(GUIDE) == set()
+    assert options_of(SharedMemVecEnv) - first_cells(GUIDE) == set()
+
+
+@pytest.mark.parametrize("face", [SharedMemVecEnv, SharedMemVectorEnv, baselines.SharedMemVecEnv])
+def test_a_docstring_lists_every_option(face):
+    """Also those that its signature sums up."""
+    arguments = face.__doc__.partition("Args:")[2].partition("Raises:")[0]
+    names = {name.strip() for line in re.findall(r"^ {8}([\w, ]+):", arguments, re.M) for name in line.split(",")}
+    assert options_of(face) - names == set()
 
 
 def test_the_guide_says_what_to_do_about_every_error():

@@ -389,7 +389,7 @@ def test_wrong_options_are_said_at_once():
         ({"max_concurrency": 0}, ValueError, "max_concurrency must be at least 1, got 0"),
         ({"max_concurrency": 2, "in_series": 1}, ValueError, "in_series=1 asks for 4"),
         ({"in_serie": 2}, TypeError, "unexpected keyword argument 'in_serie': did you mean 'in_series'"),
-        ({"xyz": 2}, TypeError, "unexpected keyword argument 'xyz': expected in_series, "),
+        ({"xyz": 2}, TypeError, "unexpected keyword argument 'xyz': expected one of num_workers, "),
     ):
         with pytest.raises(error, match=text):
             SharedMemVectorEnv(fns, **options)

@@ -10,21 +10,25 @@ import importlib
 import math
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fastvec._baselines_adapter import BaselinesAdapter, declaration, image
 from fastvec._core.config import EngineConfig
-from fastvec._core.engine import Engine
+from fastvec._core.engines import make_engine
 from fastvec._core.factories import check_factories
 from fastvec._core.layout import StepFlag
-from fastvec._core.options import CpuAffinity, WorkerEnv
-from fastvec._core.processes import ProcessEngine
+from fastvec._core.options import check_options
 from fastvec._core.serial import SerialEngine
 from fastvec._spaces import registered_specs
 from fastvec.errors import ClosedError, ConfigError, SpaceMismatchError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from fastvec._core.options import EngineOptions
 
 __all__ = ["SharedMemVecEnv"]
 
@@ -100,19 +104,9 @@ class SharedMemVecEnv:
         context: str | None = "spawn",
         in_series: int | None = 1,
         *,
-        num_workers: int | None = None,
-        cpu_affinity: CpuAffinity = None,
-        pin_learner: bool = False,
-        threads_per_worker: int | None = 1,
-        start_timeout: float | None = 300.0,
-        reset_timeout: float | None = None,
-        step_timeout: float | None = None,
-        close_timeout: float = 5.0,
-        worker_env: WorkerEnv = None,
-        preload: Sequence[str] = (),
         reward_dtype: DTypeLike = np.float64,
-        unsafe_casts: bool = False,
         allow_space_differences: bool = False,
+        **engine_options: Unpack[EngineOptions],
     ) -> None:
         self._reward_dtype = np.dtype(reward_dtype)
         if self._reward_dtype.kind != "f":
@@ -120,21 +114,12 @@ class SharedMemVecEnv:
         if spaces is not None and (not isinstance(spaces, Sequence) or len(spaces) != 2):
             raise ConfigError(f"spaces must be a pair (observation_space, action_space), got {spaces!r}")
         factories = check_factories(env_fns)
+        options = check_options(type(self), engine_options)
         config = EngineConfig.resolve(
             len(factories),
-            in_series=None if in_series == 1 and num_workers is not None else in_series,
-            num_workers=num_workers,
+            **options,
+            in_series=None if in_series == 1 and options.get("num_workers") is not None else in_series,
             context=context,
-            cpu_affinity=cpu_affinity,
-            pin_learner=pin_learner,
-            threads_per_worker=threads_per_worker,
-            start_timeout=start_timeout,
-            reset_timeout=reset_timeout,
-            step_timeout=step_timeout,
-            close_timeout=close_timeout,
-            worker_env=worker_env,
-            preload=preload,
-            unsafe_casts=unsafe_casts,
         )
         self.closed = False
         self.waiting = False
@@ -142,8 +127,7 @@ class SharedMemVecEnv:
         self.num_envs = config.num_envs
         self.num_workers = self.nremotes = config.num_workers
         adapter = BaselinesAdapter(allow_space_differences, registered_specs() if config.num_workers else ())
-        engine_class = ProcessEngine if config.num_workers else SerialEngine
-        self._engine: Engine = engine_class(config, factories, adapter)
+        self._engine = make_engine(config, factories, adapter)
         try:
             (declared,) = self._engine.call("its spaces", declaration, env_ids=[0])
             self.observation_space, self.action_space, self.spec = pickle.loads(declared)

@@ -21,12 +21,11 @@ from fastvec import _env_access
 from fastvec import _vector_batches as batches
 from fastvec._core.config import AutoresetMode as EngineMode
 from fastvec._core.config import EngineConfig
-from fastvec._core.engine import PENDING, Engine, EngineState
+from fastvec._core.engine import PENDING, EngineState
+from fastvec._core.engines import make_engine
 from fastvec._core.factories import check_factories
 from fastvec._core.layout import StepFlag
 from fastvec._core.options import check_options
-from fastvec._core.processes import ProcessEngine
-from fastvec._core.serial import SerialEngine
 from fastvec._core.structure import Leaf, leaves
 from fastvec._spaces import registered_specs
 from fastvec._vector_adapter import VectorAdapter
@@ -65,8 +64,7 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         context: Another name of ``start_method``.
         daemon: Without effect: workers may start processes of their own, and never outlive this one.
         worker: Must be None: workers here serve several environments and have no pipe.
-        observation_mode: ``"same"`` wants equal observation spaces, ``"different"`` equal shapes and dtypes; a tuple
-            ``(batched, single)`` names the spaces.
+        observation_mode: ``"same"`` wants equal spaces, ``"different"`` equal shapes; ``(batched, single)`` names them.
         autoreset_mode: When an environment is reset whose episode has ended: an ``AutoresetMode`` or its value.
         max_concurrency: The most environments to run at a time, and so the most workers.
         in_series: Environments a worker; the last workers may have one less.
@@ -106,6 +104,9 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         observation_mode: ObservationMode = "same",
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         max_concurrency: int | None = None,
+        *,
+        in_series: int | None = None,
+        start_method: str | None = None,
         **engine_options: Unpack[EngineOptions],
     ) -> None:
         super().__init__()
@@ -117,10 +118,11 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         self.observation_mode = observation_mode
         self.autoreset_mode = batches.resolve_mode(autoreset_mode)
         factories = check_factories(env_fns)
-        options = check_options(type(self).__name__, engine_options)
         resolved = EngineConfig.resolve(
             len(factories),
-            **options,
+            **check_options(type(self), engine_options),
+            in_series=in_series,
+            start_method=start_method,
             context=context,
             max_workers=max_concurrency,
             autoreset_mode=EngineMode(self.autoreset_mode.value),
@@ -133,11 +135,9 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
             registered=registered_specs() if resolved.num_workers else (),
             single_space=batches.single_space(observation_mode),
         )
-        engine_class = ProcessEngine if resolved.num_workers else SerialEngine
-        self._engine: Engine = engine_class(resolved, factories, adapter)
+        self._engine = make_engine(resolved, factories, adapter)
         self._tree = self._engine.description.observation
         self._has_objects = any(leaf.spec is None for leaf in leaves(self._tree))
-        self._no_flags = bytes(self.num_envs)
         # Whose episode has ended and waits for its reset, where nobody resets it unasked.
         self._ended = np.zeros(self.num_envs, np.bool_)
         try:
@@ -157,8 +157,8 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
             self.observation_space = batch_differing_spaces(spaces)
         else:
             self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        ((metadata, self.render_mode),) = self._engine.call("metadata", _env_access.rendering, env_ids=[0])
-        self.metadata = {**metadata, "autoreset_mode": self.autoreset_mode}
+        ((self.metadata, self.render_mode),) = self._engine.call("metadata", _env_access.rendering, env_ids=[0])
+        self.metadata["autoreset_mode"] = self.autoreset_mode
 
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset every environment, or those that ``options["reset_mask"]`` selects.
@@ -230,7 +230,7 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         bits = np.frombuffer(flags, np.uint8)
         terminations, truncations = (bits & _TERMINATED).astype(np.bool_), (bits & _TRUNCATED).astype(np.bool_)
         said: Iterator[tuple[int, dict[str, Any]]] = enumerate(infos)
-        if flags != self._no_flags:
+        if flags != bytes(self.num_envs):
             self._ended = terminations | truncations
             if self.autoreset_mode is AutoresetMode.SAME_STEP:
                 said = batches.with_finals(infos, self._ended.tolist(), finals, reset_infos)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import gymnasium
@@ -25,15 +25,19 @@ except ImportError as error:
 
 from fastvec import _env_access
 from fastvec._core.config import EngineConfig
-from fastvec._core.engine import Engine
+from fastvec._core.engines import make_engine
 from fastvec._core.factories import check_factories
 from fastvec._core.layout import StepFlag
-from fastvec._core.options import CpuAffinity, WorkerEnv
-from fastvec._core.processes import ProcessEngine
+from fastvec._core.options import check_options
 from fastvec._core.serial import SerialEngine
 from fastvec._sb3_adapter import Sb3Adapter
 from fastvec._spaces import registered_specs
 from fastvec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from fastvec._core.options import EngineOptions
 
 __all__ = ["SharedMemVecEnv"]
 
@@ -92,21 +96,11 @@ class SharedMemVecEnv(VecEnv):
         start_method: str | None = None,
         *,
         in_series: int | None = None,
-        num_workers: int | None = None,
         context: str | None = None,
-        cpu_affinity: CpuAffinity = None,
-        pin_learner: bool = False,
-        threads_per_worker: int | None = 1,
         copy: bool = True,
-        start_timeout: float | None = 300.0,
-        reset_timeout: float | None = None,
-        step_timeout: float | None = None,
-        close_timeout: float = 5.0,
-        worker_env: WorkerEnv = None,
-        preload: Sequence[str] = (),
         reward_dtype: DTypeLike = np.float32,
-        unsafe_casts: bool = False,
         allow_space_differences: bool = False,
+        **engine_options: Unpack[EngineOptions],
     ) -> None:
         if not copy:
             raise ConfigError("copy=False is not supported yet: returned arrays are always fresh copies")
@@ -116,20 +110,10 @@ class SharedMemVecEnv(VecEnv):
         factories = check_factories(env_fns)
         config = EngineConfig.resolve(
             len(factories),
+            **check_options(type(self), engine_options),
             in_series=in_series,
-            num_workers=num_workers,
             start_method=start_method,
             context=context,
-            cpu_affinity=cpu_affinity,
-            pin_learner=pin_learner,
-            threads_per_worker=threads_per_worker,
-            start_timeout=start_timeout,
-            reset_timeout=reset_timeout,
-            step_timeout=step_timeout,
-            close_timeout=close_timeout,
-            worker_env=worker_env,
-            preload=preload,
-            unsafe_casts=unsafe_casts,
         )
         self.closed = False
         self.waiting = False
@@ -137,8 +121,7 @@ class SharedMemVecEnv(VecEnv):
         self.num_workers = config.num_workers
         self.start_method = config.start_method
         adapter = Sb3Adapter(allow_space_differences, registered_specs() if config.num_workers else ())
-        engine_class = ProcessEngine if config.num_workers else SerialEngine
-        self._engine: Engine = engine_class(config, factories, adapter)
+        self._engine = make_engine(config, factories, adapter)
         try:
             self.num_envs = config.num_envs
             observation_space, action_space = cloudpickle.loads(self._engine.description.spaces)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, TypeAlias, TypedDict
 
@@ -13,11 +14,9 @@ WorkerEnv: TypeAlias = "Mapping[str, str] | Callable[[int], Mapping[str, str]] |
 
 
 class EngineOptions(TypedDict, total=False):
-    """The options that every face has; what they mean is said in the faces' docstrings."""
+    """The options that every face passes on to the engine; what they mean is said in the faces' docstrings."""
 
-    in_series: int | None
     num_workers: int | None
-    start_method: str | None
     cpu_affinity: CpuAffinity
     pin_learner: bool
     threads_per_worker: int | None
@@ -30,17 +29,16 @@ class EngineOptions(TypedDict, total=False):
     unsafe_casts: bool
 
 
-def check_options(name: str, options: EngineOptions) -> EngineOptions:
-    """The options again, if there are none among them that nobody knows.
+def check_options(face: type, options: EngineOptions) -> EngineOptions:
+    """The options again, if ``face`` has all of them.
 
     Raises:
-        TypeError: As Python raises for an unexpected keyword argument of ``name``.
+        TypeError: As Python raises for an unexpected keyword argument.
     """
     for option in options:
         if option not in EngineOptions.__annotations__:
-            close = difflib.get_close_matches(option, EngineOptions.__annotations__, n=1)
-            hint = (
-                f": did you mean {close[0]!r}?" if close else f": expected {', '.join(EngineOptions.__annotations__)}"
-            )
-            raise TypeError(f"{name}() got an unexpected keyword argument {option!r}{hint}")
+            known = [*EngineOptions.__annotations__, *inspect.signature(face).parameters]
+            close = difflib.get_close_matches(option, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known[:-1])}"
+            raise TypeError(f"{face.__name__}() got an unexpected keyword argument {option!r}: {hint}")
     return options
