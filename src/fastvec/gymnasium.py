@@ -78,6 +78,7 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         start_timeout: Seconds for all environments to be built, or None for no limit.
         reset_timeout, step_timeout: Seconds for a reset or a step, or None, where none are given to wait.
         close_timeout: Seconds that environments have to close before their workers are ended.
+        watchdog: Seconds of waiting after which the logger ``fastvec`` warns, with the stacks of who does not answer.
         worker_env: Environment variables for the workers, or a function of the worker's index that returns them.
         preload: Modules to import once in the fork server, besides those that the factories refer to.
         unsafe_casts: Cast observations into integer spaces even where that changes their values.

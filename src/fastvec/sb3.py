@@ -72,6 +72,7 @@ class SharedMemVecEnv(VecEnv):
         reset_timeout: Seconds for a ``reset()``, or None.
         step_timeout: Seconds for a step, or None. A step that took too long can still be received by ``step_wait()``.
         close_timeout: Seconds that environments have to close before their workers are ended.
+        watchdog: Seconds of waiting after which the logger ``fastvec`` warns, with the stacks of who does not answer.
         worker_env: Environment variables for the workers, or a function of the worker's index that returns them; in
             force before any module of the environments is imported.
         preload: Modules to import once in the fork server, besides those that the factories refer to.

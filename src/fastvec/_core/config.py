@@ -53,6 +53,7 @@ class EngineConfig:
         reset_timeout: Seconds for a reset of all environments; None waits as long as the workers live.
         step_timeout: The same for a step.
         close_timeout: Seconds that workers have to close their environments before they are ended.
+        watchdog: Seconds of waiting after which a line is logged that says whom for; None for never.
         worker_env: Environment variables of each worker.
         preload: Modules that a fork server imports once for all its workers, besides those found by itself.
         workers_spin: Whether a worker may look for its next command for a moment before it sleeps: only where each can
@@ -72,6 +73,7 @@ class EngineConfig:
     reset_timeout: float | None = None
     step_timeout: float | None = None
     close_timeout: float = 5.0
+    watchdog: float | None = 30.0
     worker_env: tuple[Mapping[str, str], ...] = field(default=(), repr=False)
     worker_env_is_shared: bool = True
     preload: tuple[str, ...] = ()
@@ -97,6 +99,7 @@ class EngineConfig:
         reset_timeout: float | None = None,
         step_timeout: float | None = None,
         close_timeout: float = 5.0,
+        watchdog: float | None = 30.0,
         worker_env: WorkerEnv = None,
         preload: Sequence[str] = (),
         unsafe_casts: bool = False,
@@ -118,6 +121,7 @@ class EngineConfig:
             ("start_timeout", start_timeout),
             ("reset_timeout", reset_timeout),
             ("step_timeout", step_timeout),
+            ("watchdog", watchdog),
         ):
             _check_seconds(name, seconds)
         if close_timeout is None:
@@ -137,6 +141,7 @@ class EngineConfig:
             reset_timeout=reset_timeout,
             step_timeout=step_timeout,
             close_timeout=close_timeout,
+            watchdog=watchdog,
             worker_env=_resolve_worker_env(worker_env, workers),
             worker_env_is_shared=not callable(worker_env),
             preload=tuple(preload),

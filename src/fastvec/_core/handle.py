@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
 from fastvec._core.channel import Channel
 from fastvec._core.launch import EXIT_UNKNOWN, WorkerProcess, wait_for_exit
 from fastvec._core.layout import BatchViews
 from fastvec._core.protocol import REPLY_NUMBER
+from fastvec._core.stacks import StackFile
 from fastvec._core.sync import Bell, ChannelBell, SemaphoreBell
 from fastvec.errors import WorkerDiedError
 
-__all__ = ["WorkerHandle", "death_of"]
-
+__all__ = ["WorkerHandle", "death_of", "waiting_for"]
 
 #: Seconds that a worker may be kept from running between writing its reply and ringing for it.
 _RING_PATIENCE = 0.2
+
+#: Of so many workers the stacks are shown where several do not answer.
+_MOST_STACKS = 3
 
 
 class WorkerHandle:
@@ -28,6 +32,7 @@ class WorkerHandle:
     def __init__(self, index: int, env_ids: range, process: WorkerProcess, channel: Channel) -> None:
         self.index, self.env_ids, self.process, self.channel = index, env_ids, process, channel
         self.sequence = 0
+        self.stacks = StackFile()
         # The payload of the last reply, for who is interrupted before he has put it in its place.
         self._taken, self._taken_sequence = b"", -1
         self.command_bell: Bell
@@ -46,6 +51,16 @@ class WorkerHandle:
             self.command_bell, self.reply_bell = command, reply
         else:
             self.command_bell = self.reply_bell = ChannelBell(self.channel)
+
+    def stack(self) -> str:
+        """The Python stack of the worker, which is alive; empty if it cannot write one."""
+        return self.stacks.ask(self.process.pid)
+
+    def release(self) -> None:
+        """Give back what the system holds for the worker, which has ended."""
+        self.channel.close()
+        self.process.release()
+        self.stacks.close()
 
     def command(self, opcode: int, code: int = 0) -> None:
         """Give the worker something to do; what does not fit in a row follows on the channel."""
@@ -101,6 +116,16 @@ class WorkerHandle:
             self.channel.drop()  # of an earlier reply, whose receiver was interrupted before it dropped it
 
 
+def waiting_for(workers: Sequence[WorkerHandle]) -> str:
+    """Whom a wait is for, and where in their code they are."""
+    env_ids = [i for worker in workers for i in worker.env_ids]
+    pids = ", ".join(f"worker {worker.index} (pid {worker.process.pid})" for worker in workers)
+    stacks = [(worker.index, worker.stack()) for worker in workers[:_MOST_STACKS]]
+    return f"waiting for envs {env_ids} of {pids}" + "".join(
+        f"\n\nPython stack of worker {index}:\n\n{stack}" for index, stack in stacks if stack
+    )
+
+
 def death_of(worker: WorkerHandle, command: str) -> WorkerDiedError:
     """Describe the death of a worker; waits a moment for the exit code to be known."""
     wait_for_exit([worker.process], 0.5)
@@ -120,8 +145,10 @@ def death_of(worker: WorkerHandle, command: str) -> WorkerDiedError:
         how = f"it ended itself with exit code {code}"
     ids = worker.env_ids
     envs = f"env {ids[0]}" if len(ids) == 1 else f"envs {ids[0]} to {ids[-1]}"
+    stack = worker.stacks.read()
     return WorkerDiedError(
-        f"worker {worker.index} (pid {pid}, {envs}) died during {command}: {how}",
+        f"worker {worker.index} (pid {pid}, {envs}) died during {command}: {how}"
+        + (f"\n\nIts last Python stack:\n\n{stack}" if stack else ""),
         worker=worker.index,
         pid=pid,
         exitcode=None if code == EXIT_UNKNOWN else code,

@@ -24,6 +24,7 @@ class EngineOptions(TypedDict, total=False):
     reset_timeout: float | None
     step_timeout: float | None
     close_timeout: float
+    watchdog: float | None
     worker_env: WorkerEnv
     preload: Sequence[str]
     unsafe_casts: bool

@@ -7,20 +7,21 @@ starts all workers side by side, and ends them all in bounded time whatever stat
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastvec._core.channel import Channel, Gone, remaining, wait_for
 from fastvec._core.config import EngineConfig
 from fastvec._core.factories import modules_in, pickle_factories, strings_in
 from fastvec._core.forkserver import ForkServer, ServerKey
-from fastvec._core.handle import WorkerHandle, death_of
+from fastvec._core.handle import WorkerHandle, death_of, waiting_for
 from fastvec._core.launch import WorkerProcess, fork_worker, import_path, spawn_process, wait_for_exit
 from fastvec._core.layout import BatchLayout, BatchViews
 from fastvec._core.lineage import LifeLine
@@ -32,6 +33,8 @@ from fastvec._core.topology import pin_all_threads
 from fastvec.errors import SpaceMismatchError, WorkerTimeoutError
 
 __all__ = ["WorkerPool"]
+
+_LOGGER = logging.getLogger("fastvec")
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -109,7 +112,7 @@ class WorkerPool:
             )
             process, channel = self._launch(init, deadline)
             self.workers.append(WorkerHandle(worker, env_ids, process, channel))
-            fds = () if self._lifeline is None else (self._lifeline.read_fd,)
+            fds = (self.workers[-1].stacks.fd, *(() if self._lifeline is None else (self._lifeline.read_fd,)))
             with self._reporting(self.workers[-1], "start"):
                 channel.send(
                     b"" if config.start_method == "fork" else pickle.dumps(init),
@@ -123,7 +126,12 @@ class WorkerPool:
             try:
                 return self._server.fork(deadline)
             except TimeoutError:
-                raise self._start_timeout(range(init.env_ids.start, self._config.num_envs)) from None
+                missing = range(init.env_ids.start, self._config.num_envs)
+                raise WorkerTimeoutError(
+                    f"the fork server did not start the worker of envs {list(init.env_ids)} within "
+                    f"start_timeout={self._config.start_timeout} s",
+                    env_indices=tuple(missing),
+                ) from None
         if self._config.start_method == "fork":
             return fork_worker(init)
         return spawn_process("fastvec._core.worker:run_worker", init.environ)
@@ -151,6 +159,7 @@ class WorkerPool:
     def _gather(self, deadline: float | None) -> list[Any]:
         """The first message of every worker, in any order; raises as soon as one has failed."""
         messages: dict[int, Any] = {}
+        began, lines = time.monotonic(), 0
         while True:
             # First what has been read already, perhaps in looking for the end: no descriptor tells of it.
             for worker in self.workers:
@@ -164,8 +173,13 @@ class WorkerPool:
                 break
             watched = [worker.channel.fileno() for worker in waiting]
             watched += [w.process.sentinel for w in waiting if w.process.sentinel is not None]
-            if not wait_for(watched, remaining(deadline)):
-                raise self._start_timeout(i for worker in waiting for i in worker.env_ids)
+            line = None if self._config.watchdog is None else began + self._config.watchdog * 2**lines
+            if not wait_for(watched, remaining(_first(deadline, line))):
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise self._start_timeout(waiting)
+                lines += 1
+                waited = time.monotonic() - began
+                _LOGGER.warning("start-up has not finished after %.0f s: %s", waited, waiting_for(waiting))
             for worker in waiting:
                 ended = worker.process.poll() is not None or worker.channel.at_end()
                 if ended and not worker.channel.poll():
@@ -211,13 +225,13 @@ class WorkerPool:
                     raise message.exception() from None
             raise death_of(worker, command) from None
         except TimeoutError:
-            raise self._start_timeout(worker.env_ids) from None
+            raise self._start_timeout([worker]) from None
 
-    def _start_timeout(self, env_ids: Iterable[int]) -> WorkerTimeoutError:
-        missing = tuple(env_ids)
+    def _start_timeout(self, workers: Sequence[WorkerHandle]) -> WorkerTimeoutError:
         return WorkerTimeoutError(
-            f"environments {list(missing)} were not ready within start_timeout={self._config.start_timeout} s",
-            env_indices=missing,
+            f"the environments were not ready within start_timeout={self._config.start_timeout} s: "
+            + waiting_for(workers),
+            env_indices=tuple(i for worker in workers for i in worker.env_ids),
         )
 
     def stop(self, grace: float | None = None) -> None:
@@ -236,8 +250,7 @@ class WorkerPool:
                 process.kill(signal_number)
             running = wait_for_exit(running, _KILL_GRACE) if running else running
         for worker in self.workers:
-            worker.channel.close()
-            worker.process.release()
+            worker.release()
         if self._lifeline is not None:
             self._lifeline.close()
         if self._block is not None:
@@ -262,3 +275,7 @@ class WorkerPool:
                     worker.command(Opcode.CLOSE)
                 else:
                     worker.channel.close()
+
+
+def _first(one: float | None, other: float | None) -> float | None:
+    return min((time for time in (one, other) if time is not None), default=None)

@@ -8,6 +8,8 @@ and the block are made of it leaves to the pool, what the arrays mean to :mod:`f
 from __future__ import annotations
 
 import functools
+import logging
+import math
 import pickle
 import time
 import weakref
@@ -17,7 +19,7 @@ from typing import Any, NoReturn
 from fastvec._core.channel import Gone
 from fastvec._core.config import EngineConfig
 from fastvec._core.engine import Call, CallOutcome, Engine, EngineState, Reset
-from fastvec._core.handle import WorkerHandle, death_of
+from fastvec._core.handle import WorkerHandle, death_of, waiting_for
 from fastvec._core.lineage import close_in_children
 from fastvec._core.pool import WorkerPool
 from fastvec._core.protocol import (
@@ -34,6 +36,8 @@ from fastvec._core.results import BatchReader, ResetResult, StepResult
 from fastvec.errors import InfoError, WorkerTimeoutError
 
 __all__ = ["ProcessEngine"]
+
+_LOGGER = logging.getLogger("fastvec")
 
 #: A wait for one worker lasts this long before all others are looked at too, and the dead are counted.
 _SLICE = 0.02
@@ -63,6 +67,8 @@ class ProcessEngine(Engine):
         # The workers whose replies have not been taken, what they reply to, and the news of those that have replied.
         self._missing: dict[int, WorkerHandle] = {}
         self._opcode = Opcode.RESET
+        # When it was given, and when to say next who has not replied.
+        self._commanded = self._next_line = 0.0
         self._news: list[StepNews] = []
         # Of the call that is pending: where each worker's results belong, and those that have come.
         self._places: dict[int, list[int]] = {}
@@ -163,6 +169,8 @@ class ProcessEngine(Engine):
         self.state = EngineState.BROKEN
         self._why_broken = f"sending {name} to the workers was interrupted"
         self._opcode = opcode
+        self._commanded = time.monotonic()
+        self._next_line = self._commanded + (self._config.watchdog or math.inf)
         self._missing = {worker.index: worker for worker in workers}
         self._news = [NO_NEWS] * len(self._workers)
         if messages is None:
@@ -218,6 +226,8 @@ class ProcessEngine(Engine):
                     worker, there = self._look_around(worker, name)
                     if not there and deadline is not None and time.monotonic() >= deadline:
                         raise self._timeout(name, seconds)
+                    if time.monotonic() >= self._next_line:
+                        self._say_who_is_missing(name)
             status, payload = worker.take_reply()
         except Gone:
             self._break(death_of(worker, name))
@@ -237,13 +247,16 @@ class ProcessEngine(Engine):
         return current, False
 
     def _timeout(self, name: str, seconds: float | None) -> WorkerTimeoutError:
-        missing = self._missing.values()
-        env_ids = tuple(i for worker in missing for i in worker.env_ids)
-        pids = ", ".join(f"worker {worker.index} (pid {worker.process.pid})" for worker in missing)
         limit = "in time" if seconds is None else f"within {seconds} s"
+        env_ids = tuple(i for worker in self._missing.values() for i in worker.env_ids)
         return WorkerTimeoutError(
-            f"{name} did not finish {limit}: waiting for envs {list(env_ids)} of {pids}", env_indices=env_ids
+            f"{name} did not finish {limit}: {waiting_for(list(self._missing.values()))}", env_indices=env_ids
         )
+
+    def _say_who_is_missing(self, name: str) -> None:
+        waited = time.monotonic() - self._commanded
+        self._next_line = self._commanded + 2 * waited
+        _LOGGER.warning("%s has not finished after %.0f s: %s", name, waited, waiting_for(list(self._missing.values())))
 
     def _break(self, error: BaseException, cause: BaseException | None = None) -> NoReturn:
         """Raise an error that ends this engine; the healthy workers close their environments meanwhile."""

@@ -40,6 +40,7 @@ from fastvec._core.protocol import (
 )
 from fastvec._core.runner import EnvRunner, build_envs, close_envs
 from fastvec._core.shm import SharedBlock
+from fastvec._core.stacks import write_stacks_to
 from fastvec._core.structure import EnvDescription
 from fastvec._core.sync import Bell, ChannelBell, SemaphoreBell, spin
 from fastvec._core.topology import pin
@@ -92,7 +93,8 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
     """Build the environments, report them, serve commands until told to close."""
     message = channel.receive()
     init = init or pickle.loads(message)
-    lifelines = channel.take_fds()
+    stack_fd, *lifelines = channel.take_fds()
+    write_stacks_to(stack_fd)
     if lifelines:
         die_with(lifelines[0])
     envs: list[Any] = []
