@@ -25,7 +25,8 @@ FLOORS = [
     # inside one process, or one process
     "_core.runner _core.worker _core.factories _core.launch _core.forkserver",
     # the parent
-    "_core.handle _core.pool _core.results _core.engine _core.processes _core.serial _core.engines",
+    "_core.handle _core.replies _core.restarts _core.pool _core.results _core.engine _core.processes _core.serial "
+    "_core.engines",
     # one module a framework
     "_spaces _env_access _sb3_adapter _baselines_adapter _vector_adapter _vector_infos _vector_batches "
     "sb3 gymnasium baselines _make_vec",

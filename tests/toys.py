@@ -240,3 +240,48 @@ class SampledEnv(gymnasium.Env):
 
     def tell(self, a, b=0):
         return self.env_id, a, b, self.tag
+
+
+class FailingOnceEnv(CountingEnv):
+    """Fails in one method, in one way, at one count; the file ``flag`` says that it has, whichever process asks."""
+
+    def __init__(self, env_id: int, flag: str, where: str, how: str, at: int = 3, horizon: int | None = None) -> None:
+        self.flag, self.where, self.how, self.at = flag, where, how, at
+        self.fail_in("constructor")
+        super().__init__(env_id, horizon)
+
+    def fail_in(self, where: str) -> None:
+        if self.where == where and not os.path.exists(self.flag):
+            with open(self.flag, "w"):
+                pass
+            fail(self.how)
+
+    def reset(self, *, seed=None, options=None):
+        self.fail_in("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        result = super().step(action)
+        if self.count == self.at:
+            self.fail_in("step")
+        return result
+
+    def method(self):
+        self.fail_in("method")
+        return self.env_id
+
+
+class KilledOnceEnv(SampledEnv):
+    """A :class:`SampledEnv` whose process is killed once, in its n-th step."""
+
+    def __init__(self, flag: str, n: int, *args: Any) -> None:
+        super().__init__(*args)
+        self.flag, self.left = flag, n
+
+    def step(self, action):
+        self.left -= 1
+        if self.left == 0 and not os.path.exists(self.flag):
+            with open(self.flag, "w"):
+                pass
+            fail("SIGKILL")
+        return super().step(action)

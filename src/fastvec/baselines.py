@@ -71,6 +71,8 @@ class SharedMemVecEnv:
         step_timeout: Seconds for a step, or None. A step that took too long can still be received by ``step_wait()``.
         close_timeout: Seconds that environments have to close before their workers are ended.
         watchdog: Seconds of waiting after which the logger ``fastvec`` warns, with the stacks of who does not answer.
+        on_failure: ``"restart"`` replaces a worker that dies, exceeds ``step_timeout`` or raises, instead of raising.
+        max_restarts, restart_window: At most so many replacements within so many seconds.
         worker_env: Environment variables for the workers, or a function of the worker's index that returns them.
         preload: Modules to import once in the fork server, besides those that the factories refer to.
         reward_dtype: Floating dtype of the rewards: float64 as ``SubprocVecEnv`` makes of Python's floats.

@@ -79,6 +79,8 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         reset_timeout, step_timeout: Seconds for a reset or a step, or None, where none are given to wait.
         close_timeout: Seconds that environments have to close before their workers are ended.
         watchdog: Seconds of waiting after which the logger ``fastvec`` warns, with the stacks of who does not answer.
+        on_failure: ``"restart"`` replaces a worker that dies, exceeds ``step_timeout`` or raises, instead of raising.
+        max_restarts, restart_window: At most so many replacements within so many seconds.
         worker_env: Environment variables for the workers, or a function of the worker's index that returns them.
         preload: Modules to import once in the fork server, besides those that the factories refer to.
         unsafe_casts: Cast observations into integer spaces even where that changes their values.

@@ -54,6 +54,8 @@ class EngineConfig:
         step_timeout: The same for a step.
         close_timeout: Seconds that workers have to close their environments before they are ended.
         watchdog: Seconds of waiting after which a line is logged that says whom for; None for never.
+        restart: Whether a worker that dies, hangs or raises is replaced.
+        max_restarts: How many replacements there may be within ``restart_window`` seconds.
         worker_env: Environment variables of each worker.
         preload: Modules that a fork server imports once for all its workers, besides those found by itself.
         workers_spin: Whether a worker may look for its next command for a moment before it sleeps: only where each can
@@ -74,6 +76,9 @@ class EngineConfig:
     step_timeout: float | None = None
     close_timeout: float = 5.0
     watchdog: float | None = 30.0
+    restart: bool = False
+    max_restarts: int = 10
+    restart_window: float = 300.0
     worker_env: tuple[Mapping[str, str], ...] = field(default=(), repr=False)
     worker_env_is_shared: bool = True
     preload: tuple[str, ...] = ()
@@ -100,6 +105,9 @@ class EngineConfig:
         step_timeout: float | None = None,
         close_timeout: float = 5.0,
         watchdog: float | None = 30.0,
+        on_failure: str = "raise",
+        max_restarts: int = 10,
+        restart_window: float = 300.0,
         worker_env: WorkerEnv = None,
         preload: Sequence[str] = (),
         unsafe_casts: bool = False,
@@ -115,6 +123,9 @@ class EngineConfig:
             raise ConfigError("env_fns is empty: expected at least one environment factory")
         topology = read_topology()
         workers = _resolve_workers(num_envs, in_series, num_workers, topology.usable, max_workers)
+        _check_count("max_restarts", max_restarts, least=0)
+        if restart_window is None:
+            raise ConfigError("restart_window must be a number of seconds, got None")
         if threads_per_worker is not None:
             _check_count("threads_per_worker", threads_per_worker, least=1)
         for name, seconds in (
@@ -122,6 +133,7 @@ class EngineConfig:
             ("reset_timeout", reset_timeout),
             ("step_timeout", step_timeout),
             ("watchdog", watchdog),
+            ("restart_window", restart_window),
         ):
             _check_seconds(name, seconds)
         if close_timeout is None:
@@ -142,6 +154,9 @@ class EngineConfig:
             step_timeout=step_timeout,
             close_timeout=close_timeout,
             watchdog=watchdog,
+            restart=_resolve_restart(on_failure, workers),
+            max_restarts=max_restarts,
+            restart_window=restart_window,
             worker_env=_resolve_worker_env(worker_env, workers),
             worker_env_is_shared=not callable(worker_env),
             preload=tuple(preload),
@@ -224,6 +239,14 @@ def _resolve_start_method(start_method: str | None, context: str | None, num_wor
     if method == "fork" and num_workers:
         _check_fork()
     return method
+
+
+def _resolve_restart(on_failure: str, num_workers: int) -> bool:
+    if on_failure not in ("raise", "restart"):
+        raise ConfigError(f"on_failure must be 'raise' or 'restart', got {on_failure!r}")
+    if on_failure == "restart" and not num_workers:
+        raise ConfigError("on_failure='restart' needs workers that can be replaced: num_workers=0 has none")
+    return on_failure == "restart"
 
 
 def _check_fork() -> None:

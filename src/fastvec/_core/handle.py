@@ -33,6 +33,7 @@ class WorkerHandle:
         self.index, self.env_ids, self.process, self.channel = index, env_ids, process, channel
         self.sequence = 0
         self.stacks = StackFile()
+        self.released = False
         # The payload of the last reply, for who is interrupted before he has put it in its place.
         self._taken, self._taken_sequence = b"", -1
         self.command_bell: Bell
@@ -40,6 +41,8 @@ class WorkerHandle:
 
     def attach(self, views: BatchViews, *, with_semaphores: bool) -> None:
         """Take up this worker's rows of the shared block."""
+        # A worker that had this place before may have left anything in its rows.
+        views.commands[self.index] = views.replies[self.index] = 0
         self._command = views.commands[self.index].data
         self.reply = views.replies[self.index].data
         self.channel.expects_fds = False
@@ -57,7 +60,8 @@ class WorkerHandle:
         return self.stacks.ask(self.process.pid)
 
     def release(self) -> None:
-        """Give back what the system holds for the worker, which has ended."""
+        """Give back what the system holds for the worker, which has ended. Idempotent."""
+        self.released = True
         self.channel.close()
         self.process.release()
         self.stacks.close()

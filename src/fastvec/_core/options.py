@@ -25,6 +25,9 @@ class EngineOptions(TypedDict, total=False):
     step_timeout: float | None
     close_timeout: float
     watchdog: float | None
+    on_failure: Literal["raise", "restart"]
+    max_restarts: int
+    restart_window: float
     worker_env: WorkerEnv
     preload: Sequence[str]
     unsafe_casts: bool

@@ -70,13 +70,14 @@ class WorkerPool:
         self._block: SharedBlock | None = None
         self._lifeline: LifeLine | None = None
         self.workers: list[WorkerHandle] = []
+        self._inits: list[WorkerInit] = []
         self.views: BatchViews | None = None
         deadline = None if config.start_timeout is None else time.monotonic() + config.start_timeout
         try:
             if sys.platform != "win32":
                 self._lifeline = LifeLine()
             self._start(env_fns, deadline)
-            self.description = self._agreed(self._gather(deadline))
+            self.description = self._agreed(self.workers, self._gather(self.workers, deadline))
             self.views = self._share(deadline)
             if config.learner_cpus is not None:
                 self._mask_before = pin_all_threads(config.learner_cpus)
@@ -110,16 +111,25 @@ class WorkerPool:
                 spins=config.workers_spin,
                 env_fns=payload,
             )
-            process, channel = self._launch(init, deadline)
-            self.workers.append(WorkerHandle(worker, env_ids, process, channel))
-            fds = (self.workers[-1].stacks.fd, *(() if self._lifeline is None else (self._lifeline.read_fd,)))
-            with self._reporting(self.workers[-1], "start"):
+            self._inits.append(init)
+            self.workers.append(self._start_one(init, deadline))
+
+    def _start_one(self, init: WorkerInit, deadline: float | None) -> WorkerHandle:
+        process, channel = self._launch(init, deadline)
+        worker = WorkerHandle(init.worker, init.env_ids, process, channel)
+        lifelines = () if self._lifeline is None else (self._lifeline.read_fd,)
+        try:
+            with self._reporting(worker, "start"):
                 channel.send(
-                    b"" if config.start_method == "fork" else pickle.dumps(init),
-                    fds=fds,
+                    b"" if self._config.start_method == "fork" else pickle.dumps(init),
+                    fds=(worker.stacks.fd, *lifelines),
                     deadline=deadline,
                     sentinel=process.sentinel,
                 )
+        except BaseException:
+            self._end([worker], 0.0)
+            raise
+        return worker
 
     def _launch(self, init: WorkerInit, deadline: float | None) -> tuple[WorkerProcess, Channel]:
         if self._server is not None:
@@ -156,19 +166,19 @@ class WorkerPool:
             environ = self._environ({})
         return ServerKey.of(tuple(modules), environ)
 
-    def _gather(self, deadline: float | None) -> list[Any]:
-        """The first message of every worker, in any order; raises as soon as one has failed."""
+    def _gather(self, workers: Sequence[WorkerHandle], deadline: float | None) -> list[Any]:
+        """The next message of some workers, in any order; raises as soon as one has failed."""
         messages: dict[int, Any] = {}
         began, lines = time.monotonic(), 0
         while True:
             # First what has been read already, perhaps in looking for the end: no descriptor tells of it.
-            for worker in self.workers:
+            for worker in workers:
                 if worker.index not in messages and worker.channel.poll():
                     message = pickle.loads(worker.channel.receive())
                     if isinstance(message, RemoteFailure):
                         raise message.exception()
                     messages[worker.index] = message
-            waiting = [worker for worker in self.workers if worker.index not in messages]
+            waiting = [worker for worker in workers if worker.index not in messages]
             if not waiting:
                 break
             watched = [worker.channel.fileno() for worker in waiting]
@@ -184,14 +194,16 @@ class WorkerPool:
                 ended = worker.process.poll() is not None or worker.channel.at_end()
                 if ended and not worker.channel.poll():
                     raise death_of(worker, "start-up")
-        return [messages[worker.index] for worker in self.workers]
+        return [messages[worker.index] for worker in workers]
 
-    def _agreed(self, reports: list[tuple[EnvDescription, list[str]]]) -> EnvDescription:
+    def _agreed(
+        self, workers: Sequence[WorkerHandle], reports: list[tuple[EnvDescription, list[str]]]
+    ) -> EnvDescription:
         notes = dict.fromkeys(note for _, notes in reports for note in notes)
         if notes:
             warnings.warn("; ".join(notes), RuntimeWarning, stacklevel=6)
         first = reports[0][0]
-        for worker, (other, _) in zip(self.workers, reports, strict=True):
+        for worker, (other, _) in zip(workers, reports, strict=True):
             difference = self._adapter.difference(first, other)
             if difference is not None:
                 raise SpaceMismatchError(f"env 0 and env {worker.env_ids[0]} {difference}")
@@ -200,18 +212,44 @@ class WorkerPool:
     def _share(self, deadline: float | None) -> BatchViews:
         """Make the block and hand it out."""
         layout = BatchLayout.of(self.description, self._config.num_envs, self._config.num_workers)
-        with_semaphores = semaphores_work()
         self._block = SharedBlock.create(layout.nbytes)
         views = BatchViews(layout, self._block.buffer)
-        message = dumps((layout, with_semaphores))
-        for worker in self.workers:
+        self._hand_out(self.workers, views, deadline)
+        self._block.keep_from_children()
+        if not self._config.restart:
+            self._block.close()
+        return views
+
+    def _hand_out(self, workers: Sequence[WorkerHandle], views: BatchViews, deadline: float | None) -> None:
+        assert self._block is not None
+        with_semaphores = semaphores_work()
+        message = dumps((views.layout, with_semaphores))
+        for worker in workers:
             worker.attach(views, with_semaphores=with_semaphores)
             with self._reporting(worker, "start-up"):
                 worker.channel.send(message, fds=(self._block.fd,), deadline=deadline, sentinel=worker.process.sentinel)
-        self._gather(deadline)
-        self._block.keep_from_children()
-        self._block.close()
-        return views
+        self._gather(workers, deadline)
+
+    def replace(self, index: int, grace: float) -> WorkerHandle:
+        """Another worker in the place of one, with environments newly built and not yet reset.
+
+        Args:
+            index: Whose place it takes; that one is ended if it still runs.
+            grace: Seconds that it has to close its environments, 0 for none.
+        """
+        assert self.views is not None
+        old = self.workers[index]
+        if grace:
+            self._ask(old)
+        self._end([old], grace)
+        deadline = None if self._config.start_timeout is None else time.monotonic() + self._config.start_timeout
+        worker = self.workers[index] = self._start_one(self._inits[index], deadline)
+        (report,) = self._gather([worker], deadline)
+        difference = self._adapter.difference(self.description, report[0])
+        if difference is not None:
+            raise SpaceMismatchError(f"the environments and those of a new worker {index} {difference}")
+        self._hand_out([worker], self.views, deadline)
+        return worker
 
     @contextlib.contextmanager
     def _reporting(self, worker: WorkerHandle, command: str) -> Iterator[None]:
@@ -239,18 +277,7 @@ class WorkerPool:
         if os.getpid() != self._owner:
             return
         self.ask_to_close()
-        deadline = time.monotonic() + (self._config.close_timeout if grace is None else grace)
-        running: list[WorkerProcess] = [worker.process for worker in self.workers]
-        while running and time.monotonic() < deadline:
-            for worker in self.workers:  # a worker may be stuck in sending what nobody wants any more
-                worker.channel.discard()
-            running = wait_for_exit(running, min(0.05, max(0.0, deadline - time.monotonic())))
-        for signal_number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
-            for process in running:
-                process.kill(signal_number)
-            running = wait_for_exit(running, _KILL_GRACE) if running else running
-        for worker in self.workers:
-            worker.release()
+        self._end(self.workers, self._config.close_timeout if grace is None else grace)
         if self._lifeline is not None:
             self._lifeline.close()
         if self._block is not None:
@@ -264,17 +291,38 @@ class WorkerPool:
         self.workers = []
         self.views = None
 
+    def _end(self, workers: Sequence[WorkerHandle], grace: float) -> None:
+        """Wait for workers to end, for some seconds; then terminate them, then kill them."""
+        deadline = time.monotonic() + grace
+        workers = [worker for worker in workers if not worker.released]
+        running: list[WorkerProcess] = [worker.process for worker in workers]
+        while running and time.monotonic() < deadline:
+            for worker in workers:  # a worker may be stuck in sending what nobody wants any more
+                worker.channel.discard()
+            running = wait_for_exit(running, min(0.05, max(0.0, deadline - time.monotonic())))
+        for signal_number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
+            for process in running:
+                process.kill(signal_number)
+            running = wait_for_exit(running, _KILL_GRACE) if running else running
+        for worker in workers:
+            worker.release()
+
     def ask_to_close(self) -> None:
         """Tell every worker, once, to close its environments and end; does not wait."""
         if self._asked_to_close:
             return
         self._asked_to_close = True
         for worker in self.workers:
-            with contextlib.suppress(Gone, TimeoutError, OSError):
-                if hasattr(worker, "command_bell"):
-                    worker.command(Opcode.CLOSE)
-                else:
-                    worker.channel.close()
+            self._ask(worker)
+
+    def _ask(self, worker: WorkerHandle) -> None:
+        if worker.released:
+            return
+        with contextlib.suppress(Gone, TimeoutError, OSError):
+            if hasattr(worker, "command_bell"):
+                worker.command(Opcode.CLOSE)
+            else:
+                worker.channel.close()
 
 
 def _first(one: float | None, other: float | None) -> float | None:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import pickle
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from fastvec._core.channel import Gone
-from fastvec._core.config import EngineConfig
-from fastvec._core.engine import Call, CallOutcome, Engine, EngineState, Reset
-from fastvec._core.handle import WorkerHandle, death_of, waiting_for
+from fastvec._core.config import AutoresetMode, EngineConfig
+from fastvec._core.engine import Call, CallOutcome, Engine, EngineState, Reset, deadline_after
+from fastvec._core.handle import WorkerHandle, death_of
 from fastvec._core.lineage import close_in_children
 from fastvec._core.pool import WorkerPool
 from fastvec._core.protocol import (
@@ -32,15 +30,15 @@ from fastvec._core.protocol import (
     StepNews,
     dumps,
 )
+from fastvec._core.replies import Replies, WorkerLost
+from fastvec._core.restarts import Restart, Restarts
 from fastvec._core.results import BatchReader, ResetResult, StepResult
-from fastvec.errors import InfoError, WorkerTimeoutError
+from fastvec.errors import InfoError, WorkerDiedError, WorkerTimeoutError
 
 __all__ = ["ProcessEngine"]
 
 _LOGGER = logging.getLogger("fastvec")
-
-#: A wait for one worker lasts this long before all others are looked at too, and the dead are counted.
-_SLICE = 0.02
+_SAME_STEP = AutoresetMode.SAME_STEP
 
 
 class ProcessEngine(Engine):
@@ -61,78 +59,112 @@ class ProcessEngine(Engine):
         self._views = self._pool.views
         self._workers = self._pool.workers
         self._batch = BatchReader(
-            self.description, self._views, (w.env_ids for w in self._workers), pickle.loads, copy=config.copy
+            self.description,
+            self._views,
+            (worker.env_ids for worker in self._workers),
+            pickle.loads,
+            copy=config.copy,
+            remember=config.restart,
         )
-        self._worker_of = [worker for worker in self._workers for _ in worker.env_ids]
-        # The workers whose replies have not been taken, what they reply to, and the news of those that have replied.
-        self._missing: dict[int, WorkerHandle] = {}
+        self._worker_of = [worker.index for worker in self._workers for _ in worker.env_ids]
+        self._replies = Replies(config.watchdog)
+        # What the replies that are missing reply to, and the news of those that have come.
         self._opcode = Opcode.RESET
-        # When it was given, and when to say next who has not replied.
-        self._commanded = self._next_line = 0.0
         self._news: list[StepNews] = []
+        # Of the reset that is pending: what each worker was sent, and who was to reset all of its environments.
+        self._resets: dict[int, bytes] = {}
+        self._reset_whole: set[int] = set()
         # Of the call that is pending: where each worker's results belong, and those that have come.
         self._places: dict[int, list[int]] = {}
         self._outcome = CallOutcome([], None)
         self._called = ""
+        # Workers that were lost, with the errors; those in their place, until a step has told of them.
+        self._restarts = Restarts(config)
+        self._lost: dict[int, BaseException] = {}
+        self._untold: dict[int, Restart] = {}
         self._guard = _ForkGuard(self)
         # At interpreter exit, or when the last reference goes.
         self._finalizer = weakref.finalize(self, self._pool.stop)
 
     def _start_reset(self, reset: Reset, deadline: float | None) -> None:
-        workers, messages = [], []
+        messages = {}
         for worker in self._workers:
             chosen = [i for i in worker.env_ids if reset.mask is None or reset.mask[i]]
             if chosen:
                 rows = [i - worker.env_ids.start for i in chosen]
-                request = ResetRequest(rows, [reset.arguments[i] for i in chosen])
-                workers.append(worker)
-                messages.append(self._dumps(request))
+                messages[worker.index] = self._dumps(ResetRequest(rows, [reset.arguments[i] for i in chosen]))
+                if len(chosen) == len(worker.env_ids):
+                    self._reset_whole.add(worker.index)
         self._settle("reset", deadline)
-        self._command(Opcode.RESET, "reset", workers, messages, deadline)
+        for i, arguments in enumerate(reset.arguments):
+            if reset.mask is None or reset.mask[i]:
+                self._restarts.was_reset(i, arguments)
+        self._resets = messages
+        self._command(Opcode.RESET, "reset", [self._workers[i] for i in messages], list(messages.values()), deadline)
 
     def _finish_reset(self, deadline: float | None, seconds: float | None) -> ResetResult:
         self._collect("reset", deadline, seconds)
+        while self._lost:
+            lost = list(self._lost)
+            self._replace_lost()
+            for index in lost:
+                self._ask_again(index, self._resets[index])
+        for index in self._reset_whole:
+            self._untold.pop(index, None)
+        self._reset_whole.clear()
         return self._batch.reset(self._news)
 
     def _start_step(self, array: Any, code: int, objects: list[Any], deadline: float | None) -> None:
+        messages = [] if array is not None else [self._dumps([objects[i] for i in w.env_ids]) for w in self._workers]
         self._settle("step", deadline)
+        workers = [worker for worker in self._workers if worker.index not in self._untold]
         if array is not None:
             self._views.actions(code)[...] = array
-            self._command(Opcode.STEP, "step", self._workers, None, deadline, code)
+            self._command(Opcode.STEP, "step", workers, None, deadline, code)
         else:
-            messages = [self._dumps([objects[i] for i in worker.env_ids]) for worker in self._workers]
-            self._command(Opcode.STEP_OBJECTS, "step", self._workers, messages, deadline)
+            chosen = [messages[worker.index] for worker in workers]
+            self._command(Opcode.STEP_OBJECTS, "step", workers, chosen, deadline)
 
     def _finish_step(self, deadline: float | None, seconds: float | None) -> StepResult:
         self._collect("step", deadline, seconds)
+        self._replace_lost()
+        lost = {}
+        for index, restart in self._untold.items():
+            self._news[index], lost[index] = restart.news, restart.info
         try:
-            return self._batch.step(self._news)
+            result = self._batch.step(self._news, lost, with_finals=self._config.autoreset_mode is _SAME_STEP)
         except Exception as error:
             self._break(InfoError(f"what an environment returned cannot be unpickled here: {error!r}"), error)
+        self._untold.clear()
+        return result
 
     def _start_call(self, call: Call) -> None:
-        self._places = {}
+        places: dict[int, list[int]] = {}
         for place, env_id in enumerate(call.env_ids):
-            self._places.setdefault(self._worker_of[env_id].index, []).append(place)
-        targets = [self._workers[index] for index in self._places]
+            places.setdefault(self._worker_of[env_id], []).append(place)
         # Pickled before anything is sent, so that arguments which cannot be leave no worker waiting.
         messages = []
-        for worker in targets:
-            places = self._places[worker.index]
-            rows = [call.env_ids[place] - worker.env_ids.start for place in places]
-            each = None if call.each is None else [call.each[place] for place in places]
+        for index, its in places.items():
+            rows = [call.env_ids[place] - self._workers[index].env_ids.start for place in its]
+            each = None if call.each is None else [call.each[place] for place in its]
             messages.append(self._dumps(CallRequest(call.name, call.function, call.args, call.kwargs, rows, each)))
-        self._outcome = CallOutcome([None] * len(call.env_ids), None)
-        self._called = call.name
         self._settle(call.name, None)
-        self._command(Opcode.CALL, call.name, targets, messages, None)
+        self._places, self._called = places, call.name
+        self._outcome = CallOutcome([None] * len(call.env_ids), None)
+        self._command(Opcode.CALL, call.name, [self._workers[index] for index in places], messages, None)
 
     def _finish_call(self, deadline: float | None, seconds: float | None) -> CallOutcome:
-        while self._missing:
-            worker, status, payload = self._next_reply(self._called, deadline, seconds)
+        while self._replies.missing:
             results, failure = self._outcome
             try:
+                worker, status, payload = self._replies.next(self._called, deadline, seconds)
                 value = pickle.loads(payload)
+            except WorkerLost as lost:
+                worker = lost.worker
+                self._lose(worker, lost.error)
+                failure = failure or lost.error
+            except WorkerTimeoutError:
+                raise
             except Exception as error:
                 failure = failure or error
             else:
@@ -142,14 +174,15 @@ class ProcessEngine(Engine):
                     for place, result in zip(self._places[worker.index], value, strict=True):
                         results[place] = result
             self._outcome = CallOutcome(results, failure)
-            del self._missing[worker.index]
+            self._replies.missing.pop(worker.index, None)
+        self._replace_lost()
         return self._outcome
 
     def _close(self, grace: float | None) -> None:
         self._pool.stop(grace)
         self._finalizer.detach()
         # Whatever refers to the block, so that its memory goes now.
-        del self._views, self._batch, self._workers, self._worker_of, self._missing, self._news, self._received
+        del self._views, self._batch, self._workers, self._worker_of, self._replies, self._news, self._received
 
     def disown(self) -> None:
         """In a forked child: these environments are its parent's."""
@@ -169,9 +202,7 @@ class ProcessEngine(Engine):
         self.state = EngineState.BROKEN
         self._why_broken = f"sending {name} to the workers was interrupted"
         self._opcode = opcode
-        self._commanded = time.monotonic()
-        self._next_line = self._commanded + (self._config.watchdog or math.inf)
-        self._missing = {worker.index: worker for worker in workers}
+        self._replies.expect(workers)
         self._news = [NO_NEWS] * len(self._workers)
         if messages is None:
             for worker in workers:
@@ -182,81 +213,87 @@ class ProcessEngine(Engine):
                 worker.command(opcode)
                 worker.channel.send(message, deadline=deadline, sentinel=worker.process.sentinel)
             except Gone:
-                self._break(death_of(worker, name))
+                self._lose(worker, death_of(worker, name))
             except TimeoutError:
-                # Half a message may be on its way: there is no going on from here.
-                self._break(WorkerTimeoutError(f"worker {worker.index} did not take its command in time, in {name}"))
+                # Half a message may be on its way: there is no going on with this worker.
+                self._lose(
+                    worker, WorkerTimeoutError(f"worker {worker.index} did not take its command in time: {name}")
+                )
 
     def _settle(self, name: str, deadline: float | None) -> None:
         """Take replies that nobody has waited for, after a timeout or an interrupt or before a reset."""
-        while self._missing:
-            worker, status, payload = self._next_reply(name, deadline, None)
+        self._collect(name, deadline, None)
+        self._replace_lost()
+
+    def _collect(self, name: str, deadline: float | None, seconds: float | None) -> None:
+        """Wait for the replies of all workers and keep their news; a failure among them loses the worker."""
+        while self._replies.missing:
+            try:
+                worker, status, payload = self._replies.next(name, deadline, seconds)
+            except WorkerLost as lost:
+                self._lose(lost.worker, lost.error)
+                continue
+            except WorkerTimeoutError as late:
+                if not self._config.restart:
+                    raise
+                for worker in list(self._replies.missing.values()):
+                    self._lose(worker, late)
+                return
             if payload and self._opcode is not Opcode.CALL:
                 value = pickle.loads(payload)
                 if status == Status.FAILED:
-                    self._break(value.exception())
-                self._batch.learn(worker.index, value)
-            del self._missing[worker.index]
-
-    def _collect(self, name: str, deadline: float | None, seconds: float | None) -> None:
-        """Wait for the replies of all workers and keep their news; a failure among them breaks the engine."""
-        while self._missing:
-            worker, status, payload = self._next_reply(name, deadline, seconds)
-            if payload:
-                value = pickle.loads(payload)
-                if status == Status.FAILED:
-                    self._break(value.exception())
+                    self._lose(worker, value.exception())
+                    continue
                 # Before anything else can fail: a schema is announced once.
                 self._batch.learn(worker.index, value)
                 self._news[worker.index] = value
-            del self._missing[worker.index]
+            self._replies.done(worker)
 
-    def _next_reply(self, name: str, deadline: float | None, seconds: float | None) -> tuple[WorkerHandle, int, bytes]:
-        """Take one of the missing replies; it stays missing until the caller has put it in its place.
+    def _lose(self, worker: WorkerHandle, error: BaseException) -> None:
+        """A worker is of no more use: to be replaced, or the end of this engine."""
+        if not self._config.restart:
+            self._break(error)
+        self._lost[worker.index] = error
+        self._replies.missing.pop(worker.index, None)
 
-        So an interrupt at any time loses nothing: the reply is taken again.
-        """
-        worker = next(iter(self._missing.values()))
-        try:
-            there = worker.has_replied(0)
-            while not there:
-                left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
-                there = worker.has_replied(max(left, 0))
-                if not there:
-                    worker, there = self._look_around(worker, name)
-                    if not there and deadline is not None and time.monotonic() >= deadline:
-                        raise self._timeout(name, seconds)
-                    if time.monotonic() >= self._next_line:
-                        self._say_who_is_missing(name)
-            status, payload = worker.take_reply()
-        except Gone:
-            self._break(death_of(worker, name))
-        return worker, status, payload
+    def _replace_lost(self) -> None:
+        """Have other workers in the place of those that were lost, with environments reset."""
+        state, self._why_broken = self.state, "replacing a worker was interrupted"
+        while self._lost:
+            # An interrupt in the midst of this would leave a worker of which nobody knows how far it is.
+            self.state = EngineState.BROKEN
+            index, error = self._lost.popitem()
+            if not self._restarts.allow():
+                self._break(error)
+            # One that has raised can close its environments, one that is stuck cannot.
+            raised = not isinstance(error, (WorkerDiedError, WorkerTimeoutError))
+            try:
+                worker = self._pool.replace(index, self._config.close_timeout if raised else 0.0)
+            except Exception as failure:
+                self._lost[index] = failure
+                continue
+            self._batch.replaced(index)
+            request = ResetRequest(
+                list(range(len(worker.env_ids))), self._restarts.arguments(worker.env_ids), ended=True
+            )
+            news = self._ask_again(index, self._dumps(request))
+            if news is not None:
+                self._untold[index] = Restart.of(error, news)
+                _LOGGER.warning("worker %d was replaced: %s", index, self._untold[index].info["reason"])
+        self.state = state
 
-    def _look_around(self, current: WorkerHandle, name: str) -> tuple[WorkerHandle, bool]:
-        """Another worker that has replied, if any; breaks the engine if one has died."""
-        for worker in self._missing.values():
-            if worker.has_replied(0) or worker.ring_was_lost():
-                return worker, True
-        for worker in self._missing.values():
-            if worker.process.poll() is not None:
-                # Its last reply may have come between the two looks.
-                if worker.has_replied(0):
-                    return worker, True
-                self._break(death_of(worker, name))
-        return current, False
-
-    def _timeout(self, name: str, seconds: float | None) -> WorkerTimeoutError:
-        limit = "in time" if seconds is None else f"within {seconds} s"
-        env_ids = tuple(i for worker in self._missing.values() for i in worker.env_ids)
-        return WorkerTimeoutError(
-            f"{name} did not finish {limit}: {waiting_for(list(self._missing.values()))}", env_indices=env_ids
-        )
-
-    def _say_who_is_missing(self, name: str) -> None:
-        waited = time.monotonic() - self._commanded
-        self._next_line = self._commanded + 2 * waited
-        _LOGGER.warning("%s has not finished after %.0f s: %s", name, waited, waiting_for(list(self._missing.values())))
+    def _ask_again(self, index: int, message: bytes) -> StepNews | None:
+        """The news of a reset of one worker; None if it was lost over it."""
+        worker = self._workers[index]
+        news, state = self._news, self.state
+        self._command(Opcode.RESET, "reset", [worker], [message], deadline_after(self._config.reset_timeout))
+        self._collect("reset", deadline_after(self._config.reset_timeout), self._config.reset_timeout)
+        answer = self._news[index]
+        self._news, self.state = news, state
+        if index in self._lost:
+            return None
+        news[index] = answer
+        return answer
 
     def _break(self, error: BaseException, cause: BaseException | None = None) -> NoReturn:
         """Raise an error that ends this engine; the healthy workers close their environments meanwhile."""

@@ -130,10 +130,15 @@ class WorkerInit:
 
 
 class ResetRequest(NamedTuple):
-    """Reset some environments of the worker (local indices), each with its keyword arguments."""
+    """Reset some environments of the worker (local indices), each with its keyword arguments.
+
+    Attributes:
+        ended: Whether they count as ended all the same, and are reset once more where ended environments are.
+    """
 
     rows: list[int]
     arguments: list[Mapping[str, Any]]
+    ended: bool = False
 
 
 class CallRequest(NamedTuple):

@@ -115,13 +115,16 @@ class EnvRunner:
         self._write = self._observations.writer()
         self._finals = [a if a is None else a[rows] for a in views.finals]
 
-    def reset(self, rows: Iterable[int], arguments: Iterable[Mapping[str, Any]]) -> StepNews:
-        """Reset some environments, each with its keyword arguments."""
+    def reset(self, rows: Iterable[int], arguments: Iterable[Mapping[str, Any]], ended: bool = False) -> StepNews:
+        """Reset some environments, each with its keyword arguments; see :class:`ResetRequest`."""
         reset_infos: dict[int, Any] = {}
         for row, keywords in zip(rows, arguments, strict=True):
             with _blame(self._env_ids[row], "reset"):
                 self._write(row, self._take_reset(row, self.envs[row].reset(**keywords), reset_infos))
-            self._ended.discard(row)
+            if ended and self._mode is AutoresetMode.NEXT_STEP:
+                self._ended.add(row)
+            else:
+                self._ended.discard(row)
         return self._news({}, reset_infos, {})
 
     def step(self, actions: Sequence[Any]) -> StepNews:
