@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import os
 import warnings
+from collections import OrderedDict
 
 import gymnasium
 import numpy as np
@@ -350,10 +352,16 @@ def test_seeds_are_for_each_environment(way):
     with counting(**way) as venv:
         venv.reset(seed=np.int64(5))
         venv.reset(seed=[1, None, 3])
+        venv.reset(seed=np.array([4, 5, 6]))
+        for wrong in ("abc", 1.5, [1, 2.5, 3], [1, "2", 3]):
+            with pytest.raises(ValueError, match="an integer or a list of integers"):
+                venv.reset(seed=wrong)
+        with pytest.raises(ValueError, match="options must be a dict, got 'x'"):
+            venv.reset(options="x")
         with pytest.raises(ValueError, match="a list of 3, one an environment: got 2"):
             venv.reset(seed=[1, 2])
         seeds = [[seed for seed, _ in calls] for calls in venv.get_attr("reset_calls")]
-        assert seeds == [[5, 1], [6, None], [7, 3]]
+        assert seeds == [[5, 1, 4], [6, None, 5], [7, 3, 6]]
 
 
 def test_spaces_may_differ_as_far_as_the_mode_says(way):
@@ -433,6 +441,23 @@ def test_make_vec_is_gymnasiums(way):
     serial.close()
     with pytest.raises(gymnasium.error.NameNotFound):
         make_vec("Nothing-v0")
+    with pytest.raises(gymnasium.error.Error, match="name of an environment or its EnvSpec, got 5"):
+        make_vec(5)
+    for options, text in (
+        ({"num_workers": 2}, r"num_workers: options of the vector environment go into vector_kwargs"),
+        ({"autoreset_mode": "SameStep"}, "autoreset_mode: options of the vector environment"),
+        ({"num_envs": 0}, "num_envs must be a positive integer, got 0"),
+        ({"wrappers": gymnasium.wrappers.ClipAction}, "a sequence of functions"),
+    ):
+        with pytest.raises(errors.ConfigError, match=text):
+            make_vec("CartPole-v1", **options)
+    with pytest.warns(UserWarning, match="latest versioned environment"):
+        newest = make_vec("CartPole", vectorization_mode="sync")
+    assert newest.spec.id == "CartPole-v1"
+    newest.close()
+    rebuilt = gymnasium.make_vec(serial.spec)
+    assert type(rebuilt) is SyncVectorEnv
+    rebuilt.close()
     with pytest.raises(ValueError, match="'async' or 'sync', got 'vector_entry_point'"):
         make_vec("CartPole-v1", vectorization_mode="vector_entry_point")
 
@@ -466,3 +491,99 @@ def test_gymnasiums_vector_wrappers_wrap_it(mode, way):
         warnings.simplefilter("ignore")
         expected = told(SyncVectorEnv(fns, autoreset_mode=mode))
         assert_same(told(SharedMemVectorEnv(fns, autoreset_mode=mode, **way)), expected)
+
+
+def test_key_order_need_not_be_the_same_in_every_worker(tmp_path):
+    """Spaces are equal whatever the order of their keys; each value arrives under its own."""
+    names = ["camera", "lidar", "speed"]
+
+    class Shuffled(gymnasium.Env):
+        action_space = spaces.Discrete(2)
+
+        def __init__(self, shift):
+            order = names[shift:] + names[:shift]
+            self.observation_space = spaces.Dict(
+                OrderedDict((name, spaces.Box(0, 9, (1 + names.index(name),), np.float32)) for name in order)
+            )
+
+        def look(self):
+            return {name: np.full(1 + i, i, np.float32) for i, name in enumerate(names)}
+
+        def reset(self, *, seed=None, options=None):
+            return self.look(), {}
+
+        def step(self, action):
+            return self.look(), 0.0, True, False, {}
+
+    fns = [functools.partial(Shuffled, i) for i in range(3)]
+    with SharedMemVectorEnv(fns, num_workers=3, start_method="fork", autoreset_mode="SameStep") as venv:
+        for observations in (venv.reset()[0], venv.step([0] * 3)[0]):
+            assert {name: array[:, 0].tolist() for name, array in observations.items()} == {
+                name: [i] * 3 for i, name in enumerate(names)
+            }
+        finals = venv.step([0] * 3)[4]["final_obs"]
+        assert [{name: array[0] for name, array in final.items()} for final in finals] == [
+            {"camera": 0, "lidar": 1, "speed": 2}
+        ] * 3
+
+
+def test_a_whole_reset_drops_what_is_pending(way):
+    """After Ctrl-C in a notebook, say, reset() is the way back."""
+    with counting(**way) as venv:
+        venv.reset()
+        venv.step_async([0] * 3)
+        assert venv.reset()[0].tolist() == [[i, 1, 0] for i in range(3)]
+        venv.call_async("add", 1)
+        assert venv.reset()[0].tolist() == [[i, 2, 0] for i in range(3)]
+        venv.step_async([0] * 3)
+        with pytest.raises(AlreadyPendingCallError):
+            venv.reset(options={"reset_mask": np.array([True, False, False])})
+        assert venv.step_wait()[1].tolist() == [1, 1, 1]
+
+
+def test_kinds_of_truth_and_missing_numbers_stay_arrays(way):
+    """bool beside numpy.bool_ is an array of bool, and NaN fits every float array."""
+    for values, expected in (
+        ((True, np.False_, False), np.array([True, False, False])),
+        ((0, float("nan"), np.float32(1)), np.array([0, np.nan, 1])),
+    ):
+        fns = [functools.partial(ConstantEnv, spaces.Discrete(2), 0, 0.0, {"x": value}) for value in values]
+        with SharedMemVectorEnv(fns, **way) as venv:
+            venv.reset()
+            found = venv.step([0] * 3)[4]["x"]
+            assert found.dtype == expected.dtype
+            assert np.array_equal(found, expected, equal_nan=expected.dtype == float)
+
+
+def test_a_forked_child_may_look_at_observations_that_are_not_copied():
+    """With copy=False they are the shared memory itself."""
+    with counting(copy=False, num_workers=1, start_method="fork") as venv:
+        observations = venv.reset()[0]
+        pid = os.fork()
+        if pid == 0:
+            os._exit(int(observations[2, 0]))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+
+
+class Tensor:
+    """An array of another library."""
+
+    def __init__(self, array, on_device=False):
+        self.array, self.on_device = array, on_device
+
+    def __array__(self, dtype=None, copy=None):
+        if self.on_device:
+            raise TypeError("can't convert device type tensor to numpy")
+        return self.array
+
+    def __iter__(self):
+        return iter(self.array)
+
+
+def test_tensors_travel_as_arrays(way):
+    """And one on a device is an error that says how to bring it here."""
+    with counting(**way) as venv:
+        venv.reset()
+        assert venv.step(Tensor(np.array([1, 2, 3])))[4]["kind"].tolist() == ["int64"] * 3
+        with pytest.raises(errors.ActionError, match=r"a Tensor that is not .*actions.cpu\(\).numpy\(\)"):
+            venv.step(Tensor(np.array([1, 2, 3]), on_device=True))

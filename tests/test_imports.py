@@ -13,7 +13,7 @@ import pytest
 import fastvec
 
 ROOT = Path(fastvec.__file__).parent
-MAX_LINES = 330
+MAX_LINES = 340
 
 #: A module imports from its own floor or from one below, never from one above.
 FLOORS = [

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import warnings
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 from test_engine import SPACES, assert_same
 from toys import ConstantEnv, CountingEnv, FaultyEnv, SpaceEnv
 
 pytest.importorskip("stable_baselines3")
 
 from stable_baselines3 import A2C, DQN, PPO, SAC, HerReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -44,6 +48,11 @@ WAYS = {
 @pytest.fixture(params=["serial", "2 workers"])
 def way(request):
     return WAYS[request.param]
+
+
+class CartPoleWithPid(CartPoleEnv):
+    def get_pid(self):
+        return os.getpid()
 
 
 def plain(observations):
@@ -323,4 +332,27 @@ def test_the_swap_of_the_readme_trains():
     model = PPO("MlpPolicy", venv, n_steps=32, batch_size=64, n_epochs=1, device="cpu").learn(128)
     assert model.num_timesteps == 128
     assert isinstance(venv.observation_space, gymnasium.spaces.Box)
+    venv.close()
+
+
+def test_learning_goes_on_when_workers_are_killed():
+    """PPO finishes, its episodes that were cut off count as truncated, and nobody waits for the dead."""
+    killed = []
+
+    class Killer(BaseCallback):
+        def _on_step(self):
+            if self.n_calls in (40, 90, 140):
+                pid = self.training_env.env_method("get_pid", indices=self.n_calls % 4)[0]
+                killed.append(pid)
+                os.kill(pid, signal.SIGKILL)
+            restarted = [info for info in self.locals["infos"] if "worker_restarted" in info]
+            assert all(info["TimeLimit.truncated"] and "terminal_observation" in info for info in restarted)
+            self.found = getattr(self, "found", 0) + len(restarted)
+            return True
+
+    venv = SharedMemVecEnv([CartPoleWithPid] * 4, num_workers=2, on_failure="restart")
+    killer = Killer()
+    model = PPO("MlpPolicy", venv, n_steps=64, device="cpu", seed=0).learn(800, callback=killer)
+    assert model.num_timesteps >= 800
+    assert (len(killed), killer.found) == (3, 6)
     venv.close()

@@ -41,6 +41,8 @@ class EitherEnv:
         self._tree = tree_of(self.observation_space)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "env":  # not there yet, while it is copied or unpickled
+            raise AttributeError(name)
         return getattr(self.env, name)
 
     @property

@@ -5,16 +5,21 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
+from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
+from fastvec._core.options import EngineOptions
 from fastvec.errors import ConfigError
 from fastvec.gymnasium import SharedMemVectorEnv
 
 __all__ = ["make_vec"]
+
+_OPTIONS = EngineOptions.__annotations__.keys()
 
 #: What ``gymnasium.make_vec`` keeps in a spec beside the arguments of single environments.
 _VECTOR_KEYS = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")
@@ -47,23 +52,34 @@ def make_vec(
         module, colon, name = id.rpartition(":")
         if colon:
             importlib.import_module(module)
-        id = gymnasium.spec(name)
+        id = _registered(name)
+    if not isinstance(id, EnvSpec):
+        raise gymnasium.error.Error(f"id must be the name of an environment or its EnvSpec, got {id!r}")
     spec = copy.deepcopy(id)
     own = {key: spec.kwargs.pop(key) for key in _VECTOR_KEYS if key in spec.kwargs}
     num_envs = own.get("num_envs", num_envs)
     mode = getattr(vectorization_mode, "value", vectorization_mode) or own.get("vectorization_mode", "async")
     if mode not in ("async", "sync"):
         raise ConfigError(f"vectorization_mode must be 'async' or 'sync', got {mode!r}: gymnasium.make_vec has others")
+    misplaced = sorted(kwargs.keys() & inspect.signature(SharedMemVectorEnv).parameters | kwargs.keys() & _OPTIONS)
+    if misplaced:
+        raise ConfigError(
+            f"{', '.join(misplaced)}: options of the vector environment go into vector_kwargs={{...}}; what is "
+            "given by name is for the environments"
+        )
+    if isinstance(num_envs, bool) or not hasattr(num_envs, "__index__") or num_envs < 1:
+        raise ConfigError(f"num_envs must be a positive integer, got {num_envs!r}")
+    if callable(wrappers):
+        raise ConfigError(f"wrappers must be a sequence of functions, got {wrappers!r}: put it into a list")
     options = dict(vector_kwargs or own.get("vector_kwargs") or {})
-    wrappers = list(wrappers or own.get("wrappers") or ())
+    wrappers = wrappers or own.get("wrappers") or ()
     arguments = {**spec.kwargs, **kwargs}
     spec.kwargs = {}
     if spec.entry_point is None:
         raise ConfigError(f"{spec.id} has no entry point for single environments: use gymnasium.make_vec")
     factory = functools.partial(_make, spec, arguments, wrappers)
-    if mode == "sync":
-        options = {"num_workers": 0, **options}
-    venv = SharedMemVectorEnv([factory] * num_envs, **options)
+    serial: dict[str, Any] = {"num_workers": 0} if mode == "sync" else {}
+    venv = SharedMemVectorEnv([factory] * num_envs, **(serial | options))
     spec.kwargs = arguments | {"vectorization_mode": mode}
     if num_envs != 1:
         spec.kwargs["num_envs"] = num_envs
@@ -80,3 +96,16 @@ def _make(spec: EnvSpec, arguments: Mapping[str, Any], wrappers: Sequence[Callab
     for wrapper in wrappers:
         env = wrapper(env)
     return env
+
+
+def _registered(name: str) -> EnvSpec:
+    """The spec of a name; of its latest version, where it names none."""
+    namespace, base, version = registration.parse_env_id(name)
+    if version is None and name not in gymnasium.registry:
+        version = registration.find_highest_version(namespace, base)
+        if version is not None:
+            name = registration.get_env_id(namespace, base, version)
+            gymnasium.logger.warn(
+                f"Using the latest versioned environment `{name}` instead of the unversioned `{base}`."
+            )
+    return gymnasium.spec(name)

@@ -63,9 +63,16 @@ def seeds_of(seed: Any, num_envs: int) -> list[int | None]:
     """A seed for each environment."""
     if seed is None:
         return [None] * num_envs
-    if hasattr(seed, "__index__"):
-        return [operator.index(seed) + index for index in range(num_envs)]
-    seeds = list(seed)
+    try:
+        first = operator.index(seed)
+    except TypeError:  # an array of several numbers has __index__ too
+        pass
+    else:
+        return [first + index for index in range(num_envs)]
+    try:
+        seeds = [None if one is None else operator.index(one) for one in seed]
+    except TypeError:
+        raise ConfigError(f"seed must be an integer or a list of integers, one an environment, got {seed!r}") from None
     if len(seeds) != num_envs:
         raise ConfigError(f"seed must be one number or a list of {num_envs}, one an environment: got {len(seeds)}")
     return seeds
@@ -75,6 +82,8 @@ def split_options(
     options: Mapping[str, Any] | None, num_envs: int
 ) -> tuple[dict[str, Any] | None, NDArray[np.bool_] | None]:
     """The options of single environments, and the mask of those to reset; the argument is left as it is."""
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigError(f"options must be a dict, got {options!r}")
     if options is None or "reset_mask" not in options:
         return None if options is None else dict(options), None
     rest = dict(options)
@@ -114,15 +123,16 @@ def unbatched(actions: Any, node: Node, space: Any, num_envs: int, name: str) ->
             list(unbatched(actions[key], child, space[key], num_envs, f"{name}[{key!r}]"))
             for key, child in sorted(zip(node.keys, node.children, strict=True), key=lambda pair: order.index(pair[0]))
         ]
-        return (dict(zip(order, row, strict=True)) for row in zip(*parts, strict=True))
+        rows = zip(*parts, strict=True) if parts else iter([()] * num_envs)
+        return (dict(zip(order, row, strict=True)) for row in rows)
     if isinstance(node, Leaf):
         try:
-            rows = list(actions)
+            single = list(actions)
         except TypeError:
             raise ActionError(f"{name} must be a batch of {num_envs} actions, got a {type(actions).__name__}") from None
-        if len(rows) != num_envs:
-            raise ActionError(f"{name} must be a batch of {num_envs} actions, got {len(rows)}")
-        return iter(rows)
+        if len(single) != num_envs:
+            raise ActionError(f"{name} must be a batch of {num_envs} actions, got {len(single)}")
+        return iter(single)
     if not isinstance(actions, (tuple, list)) or len(actions) != len(node.children):
         got = f"{len(actions)} elements" if isinstance(actions, (tuple, list)) else f"a {type(actions).__name__}"
         raise ActionError(f"{name} must be a tuple of {len(node.children)} batches, got {got}")

@@ -66,6 +66,8 @@ def _array(values: dict[int, Any], rows: list[int], num_envs: int) -> NDArray[An
             dtypes = {value.dtype for value in listed}
             if all(value.shape == shape for value in listed):
                 dtype = dtypes.pop() if len(dtypes) == 1 else _common(dtypes)
+    elif kinds == {bool, np.bool_}:
+        dtype = np.dtype(bool)
     elif all(kind in _NUMBERS or issubclass(kind, np.number) for kind in kinds):
         dtype = _common({np.dtype(kind) for kind in kinds})
     if dtype is None:
@@ -81,14 +83,18 @@ def _array(values: dict[int, Any], rows: list[int], num_envs: int) -> NDArray[An
             array[rows] = listed
     except OverflowError:  # an int beyond 64 bits
         return _objects(values, num_envs)
-    if len(kinds) > 1 and not all(_plain(array[row]) == _plain(value) for row, value in values.items()):
+    if len(kinds) > 1 and not all(_equal(_plain(array[row]), _plain(value)) for row, value in values.items()):
         return _objects(values, num_envs)
     return array
 
 
 def _plain(number: Any) -> Any:
-    """A Python number, which compares an int with a float exactly; NaN equals nothing, and stays as it came."""
+    """A Python number, which compares an int with a float exactly."""
     return number.item() if isinstance(number, np.generic) else number
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return bool(one == other or (one != one and other != other))
 
 
 def _common(dtypes: set[np.dtype[Any]]) -> np.dtype[Any] | None:

@@ -17,11 +17,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from fastvec._baselines_adapter import BaselinesAdapter, declaration, image
 from fastvec._core.config import EngineConfig
-from fastvec._core.engines import make_engine
+from fastvec._core.engines import in_process_envs, make_engine
 from fastvec._core.factories import check_factories
 from fastvec._core.layout import StepFlag
 from fastvec._core.options import check_options
-from fastvec._core.serial import SerialEngine
 from fastvec._spaces import registered_specs
 from fastvec.errors import ClosedError, ConfigError, SpaceMismatchError
 
@@ -146,9 +145,7 @@ class SharedMemVecEnv:
     @property
     def envs(self) -> list[Any]:
         """The environments themselves, with ``num_workers=0`` only."""
-        if isinstance(self._engine, SerialEngine):
-            return [env.env for env in self._engine.envs]
-        raise AttributeError("the environments live in worker processes; num_workers=0 has them in this one")
+        return [env.env for env in in_process_envs(self._engine)]
 
     @property
     def unwrapped(self) -> SharedMemVecEnv:
@@ -214,9 +211,9 @@ class SharedMemVecEnv:
 
     def close_extras(self) -> None:
         """The part of ``close()`` that concerns the environments and workers."""
-        self.closed = True
         self.waiting = False
         self._engine.close()
+        self.closed = True
 
     def get_images(self) -> list[Any]:
         """What each environment renders: an ``(height, width, 3) uint8`` image.

@@ -146,7 +146,7 @@ class WorkerDiedError(FastvecError, ChildProcessError):
 
 
 class WorkerTimeoutError(FastvecError, TimeoutError, multiprocessing.TimeoutError):
-    """A worker did not answer in time. What was asked for stays pending and can be received later.
+    """A worker did not answer in time. What has a ``*_wait()`` of its own stays pending, and can be received later.
 
     Attributes:
         env_indices: The environments whose results are missing.

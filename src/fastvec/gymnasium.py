@@ -22,7 +22,7 @@ from fastvec import _vector_batches as batches
 from fastvec._core.config import AutoresetMode as EngineMode
 from fastvec._core.config import EngineConfig
 from fastvec._core.engine import PENDING, EngineState
-from fastvec._core.engines import make_engine
+from fastvec._core.engines import in_process_envs, make_engine
 from fastvec._core.factories import check_factories
 from fastvec._core.layout import StepFlag
 from fastvec._core.options import check_options
@@ -163,6 +163,11 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         ((self.metadata, self.render_mode),) = self._engine.call("metadata", _env_access.rendering, env_ids=[0])
         self.metadata["autoreset_mode"] = self.autoreset_mode
 
+    @property
+    def envs(self) -> list[gymnasium.Env[Any, Any]]:
+        """The environments themselves, with ``num_workers=0`` only."""
+        return in_process_envs(self._engine)
+
     def reset(self, *, seed: Seeds = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset every environment, or those that ``options["reset_mask"]`` selects.
 
@@ -173,6 +178,8 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         Returns:
             The observations of all environments, and the infos of those that were reset.
         """
+        if not (options and "reset_mask" in options):
+            self._engine.drop()  # nothing that is pending, after Ctrl-C for example, matters to a whole reset
         self.reset_async(seed, options)
         return self.reset_wait()
 
@@ -303,10 +310,11 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
             timeout: Seconds that environments have to close; None for ``close_timeout``.
             terminate: Give them none.
         """
+        if not hasattr(self, "_engine"):  # the constructor failed: older versions of Gymnasium close it all the same
+            return
         state = self._engine.state
         if state in PENDING:
             logger.warn(f"Calling `close` while waiting for a pending call to `{state.value}` to complete.")
-        self.closed = True
         self._engine.close(0.0 if terminate else timeout)
 
     def __enter__(self) -> SharedMemVectorEnv:

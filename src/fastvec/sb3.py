@@ -25,11 +25,10 @@ except ImportError as error:
 
 from fastvec import _env_access
 from fastvec._core.config import EngineConfig
-from fastvec._core.engines import make_engine
+from fastvec._core.engines import in_process_envs, make_engine
 from fastvec._core.factories import check_factories
 from fastvec._core.layout import StepFlag
 from fastvec._core.options import check_options
-from fastvec._core.serial import SerialEngine
 from fastvec._sb3_adapter import Sb3Adapter
 from fastvec._spaces import registered_specs
 from fastvec.errors import ConfigError
@@ -137,11 +136,7 @@ class SharedMemVecEnv(VecEnv):
     @property
     def envs(self) -> list[gymnasium.Env[Any, Any]]:
         """The environments themselves, with ``num_workers=0`` only."""
-        if isinstance(self._engine, SerialEngine):
-            return self._engine.envs
-        raise AttributeError(
-            "the environments live in worker processes: use get_attr(), env_method() or set_attr(), or num_workers=0"
-        )
+        return in_process_envs(self._engine)
 
     def reset(self) -> VecEnvObs:
         """Reset every environment, with the seeds and options set for it.

@@ -41,6 +41,8 @@ def check_actions(actions: Any, num_envs: int, tree: Node) -> ActionBatch:
         ActionError: Wrong length, shape or dtype.
     """
     spec = tree.spec if isinstance(tree, Leaf) else None
+    if spec is not None and not isinstance(actions, np.ndarray) and hasattr(actions, "__array__"):
+        actions = _as_array(actions)
     if type(actions) is np.ndarray and spec is not None and actions.dtype != object:
         expected = (num_envs, *spec.shape)
         if actions.shape != expected:
@@ -61,6 +63,17 @@ def check_actions(actions: Any, num_envs: int, tree: Node) -> ActionBatch:
     for index, action in enumerate(objects):
         _check_one(action, tree, index)
     return ActionBatch(None, 0, objects)
+
+
+def _as_array(actions: Any) -> NDArray[Any]:
+    """A tensor of another library as an array: its elements would travel as pickles, each with its library."""
+    try:
+        return np.asarray(actions)
+    except Exception as error:
+        raise ActionError(
+            f"actions must be an array in this process's memory, got a {type(actions).__name__} that is not ({error}): "
+            "for example, pass actions.cpu().numpy()"
+        ) from error
 
 
 def _check_one(action: Any, node: Node, index: int) -> None:

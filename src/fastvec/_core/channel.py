@@ -123,8 +123,10 @@ class Channel:
 
     def drop(self) -> None:
         """Drop the message that :meth:`peek` has returned."""
-        # One assignment, so that an interrupt finds it done or not done.
-        self._chunks = [b"".join(self._chunks)[self._needed() :]]
+        rest = b"".join(self._chunks)[self._needed() :]
+        # One assignment, so that an interrupt finds it done or not done. An empty chunk would have every look at the
+        # next message join all that has come of it.
+        self._chunks = [rest] if rest else []
 
     def poll(self) -> bool:
         """Whether a whole message is there; reads what has come without waiting."""

@@ -104,6 +104,7 @@ class Engine(ABC):
         self._why_broken = ""
         # What a call has received in passing, for the recv() that it belongs to.
         self._received: Any = None
+        self._gone = False
         self.num_envs = config.num_envs
         self.state = EngineState.IDLE
 
@@ -112,8 +113,8 @@ class Engine(ABC):
         self._check_usable("reset()")
         seconds = self._config.reset_timeout
         deadline = deadline_after(seconds)
-        self._received = None
         self._start_reset(Reset(arguments, None), deadline)
+        self._received = None
         # What does not come in time is dropped by the next command.
         self.state = EngineState.IDLE
         return self._finish_reset(deadline, seconds)
@@ -123,6 +124,12 @@ class Engine(ABC):
         self._check_idle(EngineState.RESETTING)
         self._start_reset(Reset(arguments, mask), deadline_after(self._config.reset_timeout))
         self.state = EngineState.RESETTING
+
+    def drop(self) -> None:
+        """Give up what is pending: what comes of it is dropped by the next command."""
+        if self.state in PENDING:
+            self._received = None
+            self.state = EngineState.IDLE
 
     def recv_reset(self, timeout: float | None = None) -> ResetResult:
         """Finish the reset; ``timeout`` in seconds, None for ``reset_timeout``."""
@@ -193,10 +200,16 @@ class Engine(ABC):
         Args:
             grace: Seconds that environments have to close; None for ``close_timeout``.
         """
-        if self.state in (EngineState.CLOSED, EngineState.FOREIGN):
+        if self._gone or self.state is EngineState.FOREIGN:
             return
         self.state = EngineState.CLOSED
-        self._close(grace)
+        try:
+            self._close(grace)
+        except Exception:
+            self._gone = True
+            raise
+        # After an interrupt the next call goes on with it.
+        self._gone = True
 
     @abstractmethod
     def _start_reset(self, reset: Reset, deadline: float | None) -> None: ...

@@ -11,10 +11,24 @@ from fastvec._core.processes import ProcessEngine
 from fastvec._core.protocol import Adapter
 from fastvec._core.serial import SerialEngine
 
-__all__ = ["make_engine"]
+__all__ = ["in_process_envs", "make_engine"]
 
 
 def make_engine(config: EngineConfig, env_fns: Sequence[Callable[[], Any]], adapter: Adapter) -> Engine:
     """An engine with workers, or in this process where there are to be none."""
     engine_class = ProcessEngine if config.num_workers else SerialEngine
     return engine_class(config, env_fns, adapter)
+
+
+def in_process_envs(engine: Engine) -> list[Any]:
+    """The environments of an engine without workers.
+
+    Raises:
+        AttributeError: They live in other processes.
+    """
+    if isinstance(engine, SerialEngine):
+        return engine.envs
+    raise AttributeError(
+        "the environments live in worker processes: ask for attributes and call methods of theirs through this object, "
+        "or use num_workers=0"
+    )

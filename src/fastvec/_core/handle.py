@@ -94,37 +94,39 @@ class WorkerHandle:
         self.reply_bell.wait(_RING_PATIENCE)
         return True
 
-    def take_reply(self) -> tuple[int, bytes]:
+    def take_reply(self, deadline: float | None = None) -> tuple[int, bytes]:
         """Status and payload of the reply that is there, also when asked again.
 
         Raises:
             Gone: The worker died while sending a payload too large for the mailbox.
+            TimeoutError: Such a payload did not come in time; what has come of it is kept.
         """
         if self._taken_sequence != self.sequence:
             nbytes = self.reply[2]
             if nbytes <= len(self._mailbox):
                 self._taken = bytes(self._mailbox[:nbytes]) if nbytes else b""
             else:
-                self._taken = self._receive_large()
+                self._taken = self._receive_large(deadline)
             self._taken_sequence = self.sequence
             if nbytes > len(self._mailbox):
                 self.channel.drop()
         return self.reply[1], self._taken
 
-    def _receive_large(self) -> bytes:
+    def _receive_large(self, deadline: float | None) -> bytes:
         """The payload that follows on the channel, which keeps it until it is dropped."""
         while True:
-            message = self.channel.peek(sentinel=self.process.sentinel)
+            message = self.channel.peek(deadline=deadline, sentinel=self.process.sentinel)
             if REPLY_NUMBER.unpack_from(message)[0] == self.sequence:
                 return message[REPLY_NUMBER.size :]
             self.channel.drop()  # of an earlier reply, whose receiver was interrupted before it dropped it
 
 
-def waiting_for(workers: Sequence[WorkerHandle]) -> str:
+def waiting_for(workers: Sequence[WorkerHandle], *, with_stacks: bool = True) -> str:
     """Whom a wait is for, and where in their code they are."""
     env_ids = [i for worker in workers for i in worker.env_ids]
     pids = ", ".join(f"worker {worker.index} (pid {worker.process.pid})" for worker in workers)
-    stacks = [(worker.index, worker.stack()) for worker in workers[:_MOST_STACKS]]
+    shown = workers[:_MOST_STACKS] if with_stacks else []
+    stacks = [(worker.index, worker.stack()) for worker in shown]
     return f"waiting for envs {env_ids} of {pids}" + "".join(
         f"\n\nPython stack of worker {index}:\n\n{stack}" for index, stack in stacks if stack
     )

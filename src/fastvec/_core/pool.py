@@ -48,6 +48,8 @@ _THREAD_VARIABLES = (
 _MPI_PREFIXES = ("OMPI_", "PMI_", "PMIX_")
 #: After SIGTERM, and again after SIGKILL, this long for a worker to be gone.
 _KILL_GRACE = 1.0
+#: Where the start fails, this long for environments that nobody has used yet to close.
+_UNUSED_GRACE = 1.0
 _BASE_PRELOAD = ("numpy", "cloudpickle", "fastvec._core.worker")
 
 
@@ -82,7 +84,7 @@ class WorkerPool:
             if config.learner_cpus is not None:
                 self._mask_before = pin_all_threads(config.learner_cpus)
         except BaseException:
-            self.stop()
+            self.stop(min(config.close_timeout, _UNUSED_GRACE))
             raise
 
     def _start(self, env_fns: Sequence[Callable[[], Any]], deadline: float | None) -> None:
@@ -215,7 +217,8 @@ class WorkerPool:
         self._block = SharedBlock.create(layout.nbytes)
         views = BatchViews(layout, self._block.buffer)
         self._hand_out(self.workers, views, deadline)
-        self._block.keep_from_children()
+        if self._config.copy:  # else a forked child may still look at an observation
+            self._block.keep_from_children()
         if not self._config.restart:
             self._block.close()
         return views
@@ -223,7 +226,8 @@ class WorkerPool:
     def _hand_out(self, workers: Sequence[WorkerHandle], views: BatchViews, deadline: float | None) -> None:
         assert self._block is not None
         with_semaphores = semaphores_work()
-        message = dumps((views.layout, with_semaphores))
+        # Workers write in the order that the parent reads in: spaces are equal whatever the order of their keys.
+        message = dumps((views.layout, self.description, with_semaphores))
         for worker in workers:
             worker.attach(views, with_semaphores=with_semaphores)
             with self._reporting(worker, "start-up"):

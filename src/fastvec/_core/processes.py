@@ -38,7 +38,6 @@ from fastvec.errors import InfoError, WorkerDiedError, WorkerTimeoutError
 __all__ = ["ProcessEngine"]
 
 _LOGGER = logging.getLogger("fastvec")
-_SAME_STEP = AutoresetMode.SAME_STEP
 
 
 class ProcessEngine(Engine):
@@ -112,7 +111,8 @@ class ProcessEngine(Engine):
         for index in self._reset_whole:
             self._untold.pop(index, None)
         self._reset_whole.clear()
-        return self._batch.reset(self._news)
+        result: ResetResult = self._read(self._batch.reset, self._news)
+        return result
 
     def _start_step(self, array: Any, code: int, objects: list[Any], deadline: float | None) -> None:
         messages = [] if array is not None else [self._dumps([objects[i] for i in w.env_ids]) for w in self._workers]
@@ -131,12 +131,16 @@ class ProcessEngine(Engine):
         lost = {}
         for index, restart in self._untold.items():
             self._news[index], lost[index] = restart.news, restart.info
-        try:
-            result = self._batch.step(self._news, lost, with_finals=self._config.autoreset_mode is _SAME_STEP)
-        except Exception as error:
-            self._break(InfoError(f"what an environment returned cannot be unpickled here: {error!r}"), error)
+        with_finals = self._config.autoreset_mode is AutoresetMode.SAME_STEP
+        result: StepResult = self._read(self._batch.step, self._news, lost, with_finals)
         self._untold.clear()
         return result
+
+    def _read(self, read: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return read(*args)
+        except Exception as error:
+            self._break(InfoError(f"what an environment returned cannot be unpickled here: {error!r}"), error)
 
     def _start_call(self, call: Call) -> None:
         places: dict[int, list[int]] = {}
@@ -182,7 +186,9 @@ class ProcessEngine(Engine):
         self._pool.stop(grace)
         self._finalizer.detach()
         # Whatever refers to the block, so that its memory goes now.
-        del self._views, self._batch, self._workers, self._worker_of, self._replies, self._news, self._received
+        self._replies.expect([])
+        self._workers, self._news, self._received = [], [], None
+        del self._views, self._batch
 
     def disown(self) -> None:
         """In a forked child: these environments are its parent's."""
@@ -248,9 +254,16 @@ class ProcessEngine(Engine):
                 self._batch.learn(worker.index, value)
                 self._news[worker.index] = value
             self._replies.done(worker)
+        self._check_open(name)
+
+    def _check_open(self, what: str) -> None:
+        """A wait ends with an error where a signal handler or another thread has called close()."""
+        if self.state is EngineState.CLOSED:
+            self._check_usable(what)
 
     def _lose(self, worker: WorkerHandle, error: BaseException) -> None:
         """A worker is of no more use: to be replaced, or the end of this engine."""
+        self._check_open("waiting for it")
         if not self._config.restart:
             self._break(error)
         self._lost[worker.index] = error

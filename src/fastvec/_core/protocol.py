@@ -10,7 +10,7 @@ A worker's life::
     commands row, bell    ── block ────▶     Opcode.STEP: step; any other: take the message from the channel
                           ◀── block ────     replies row, bell; a payload in the mailbox, or on the channel if larger
     ...
-    Opcode.CLOSE          ── block ────▶     close environments, reply, end
+    Opcode.CLOSE          ── block ────▶     close environments, end
 
 Every command has a sequence number and its reply repeats it, so a late reply is never taken for a
 later one. A worker has at most one command at a time.

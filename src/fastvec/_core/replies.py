@@ -22,6 +22,9 @@ _LOGGER = logging.getLogger("fastvec")
 #: A wait for one worker lasts this long before all others are looked at too, and the dead are counted.
 _SLICE = 0.02
 
+#: A wait of fewer seconds than this is a look, and that a worker is not ready no sign of trouble.
+_SHORT = 0.25
+
 
 class WorkerLost(Exception):
     """Internal: a worker will not reply; ``error`` is what to tell the user."""
@@ -64,14 +67,18 @@ class Replies:
                 there = worker.has_replied(max(left, 0))
                 if not there:
                     worker, there = self._look_around(worker, name)
+                    if worker.released:
+                        raise WorkerLost(worker, death_of(worker, name))
                     now = time.monotonic()
                     if not there and deadline is not None and now >= deadline:
                         raise self.timeout(name, seconds)
                     if now >= self._next_line:
                         self._say_who_is_missing(name)
-            status, payload = worker.take_reply()
+            status, payload = worker.take_reply(deadline)
         except Gone:
             raise WorkerLost(worker, death_of(worker, name)) from None
+        except TimeoutError:
+            raise self.timeout(name, seconds) from None
         return worker, status, payload
 
     def done(self, worker: WorkerHandle) -> None:
@@ -82,8 +89,10 @@ class Replies:
         """The error that says whose replies are missing, and where these workers are."""
         limit = "in time" if seconds is None else f"within {seconds} s"
         missing = list(self.missing.values())
+        # Who polls does not want them at each look.
+        with_stacks = seconds is None or seconds >= _SHORT
         return WorkerTimeoutError(
-            f"{name} did not finish {limit}: {waiting_for(missing)}",
+            f"{name} did not finish {limit}: {waiting_for(missing, with_stacks=with_stacks)}",
             env_indices=tuple(i for worker in missing for i in worker.env_ids),
         )
 

@@ -25,7 +25,7 @@ _NONE: Mapping[int, Any] = {}
 
 
 class StepResult(NamedTuple):
-    """One step of all environments. Every array and dict is fresh and the caller's.
+    """One step of all environments. Every array and dict is fresh and the caller's, observations if they are copied.
 
     Attributes:
         observations: Arrays ``(num_envs, *shape)`` of the declared dtypes, nested as declared. Where an episode
@@ -84,7 +84,7 @@ class BatchReader:
         self._last = [array.copy() for array in self._copied()] if remember else []
 
     def step(
-        self, news: list[StepNews], lost: Mapping[int, dict[str, Any]] = _NONE, *, with_finals: bool = True
+        self, news: list[StepNews], lost: Mapping[int, dict[str, Any]] = _NONE, with_finals: bool = True
     ) -> StepResult:
         """The result of a step.
 

@@ -49,6 +49,8 @@ def _build(index: int, env_fn: Callable[[], Any], others: list[Any], env_ids: ra
     env = env_fn()
     if env is None:
         raise FactoryError(f"the factory of env {index} returned None: expected an environment")
+    if not hasattr(env, "step") or not hasattr(env, "reset"):
+        raise FactoryError(f"the factory of env {index} returned a {type(env).__name__}: expected an environment")
     env = adapter.prepare(env)
     for twin, other in zip(env_ids, others, strict=False):
         if getattr(other, "unwrapped", other) is getattr(env, "unwrapped", env):
@@ -125,7 +127,7 @@ class EnvRunner:
                 self._ended.add(row)
             else:
                 self._ended.discard(row)
-        return self._news({}, reset_infos, {})
+        return self._news("reset", {}, reset_infos, {})
 
     def step(self, actions: Sequence[Any]) -> StepNews:
         """Step every environment with its action, and reset those whose episode ends, now or at the next step.
@@ -147,7 +149,11 @@ class EnvRunner:
                     if rest is not None:
                         rests[row] = rest
                     continue
-                observation, reward, terminated, truncated, info = env.step(actions[row])
+                result = env.step(actions[row])
+                try:
+                    observation, reward, terminated, truncated, info = result
+                except (TypeError, ValueError):
+                    raise _wrong_step(result) from None
                 try:
                     rewards[row] = reward
                 except (TypeError, ValueError):
@@ -174,7 +180,7 @@ class EnvRunner:
                 write(row, observation)
         except BaseException as error:
             raise EnvFailure(self._env_ids[row], "step", error) from error
-        return self._news(rests, reset_infos, finals)
+        return self._news("step", rests, reset_infos, finals)
 
     def call(self, request: CallRequest) -> list[Any]:
         """``function(env, *args, **kwargs)`` of some environments, in order."""
@@ -200,8 +206,8 @@ class EnvRunner:
 
     def _reset_late(self, row: int, env: Any) -> Any:
         """A step that resets: no reward, no flags, and the info of the reset in the place of the step's."""
-        self._ended.discard(row)
         observation, info = _parts_of_reset(env.reset())
+        self._ended.discard(row)
         self._rewards[row] = 0
         self._flags[row] = 0
         rest = self._infos.write(row, info)
@@ -232,20 +238,33 @@ class EnvRunner:
             raise ObservationError(f"the final observation cannot be sent to the parent process: {error}") from error
         return False
 
-    def _news(self, rests: dict[int, Any], reset_infos: dict[int, Any], finals: dict[int, Any]) -> StepNews:
+    def _news(
+        self, command: str, rests: dict[int, Any], reset_infos: dict[int, Any], finals: dict[int, Any]
+    ) -> StepNews:
         objects = self._observations.objects
         schemas = self._infos.take_new()
         if not (rests or reset_infos or finals or objects or schemas):
             return NO_NEWS
         frozen: dict[tuple[int, int], Any] = {}
         for (leaf, row), value in objects.items():
-            with _blame(self._env_ids[row], "step"):
-                frozen[leaf, row] = self._freeze(value)
+            with _blame(self._env_ids[row], command):
+                try:
+                    frozen[leaf, row] = self._freeze(value)
+                except Exception as error:
+                    raise ObservationError(f"the observation cannot be sent to the parent process: {error}") from error
         objects.clear()
         return StepNews(schemas, rests, reset_infos, finals, frozen)
 
 
-def _parts_of_reset(result: Any) -> tuple[Any, Any]:
+def _wrong_step(result: Any) -> EnvError:
+    got = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
+    return EnvError(
+        f"step() must return (observation, reward, terminated, truncated, info), got {got}: is this environment "
+        "written for the old gym API?"
+    )
+
+
+def _parts_of_reset(result: Any) -> tuple[Any, dict[Any, Any]]:
     try:
         observation, info = result
     except (TypeError, ValueError):
@@ -253,4 +272,11 @@ def _parts_of_reset(result: Any) -> tuple[Any, Any]:
             f"reset() must return (observation, info), got {type(result).__name__}: is this environment written "
             "for the old gym API?"
         ) from None
+    if info is None:
+        return observation, {}
+    if not isinstance(info, dict):
+        raise InfoError(
+            f"reset() must return (observation, info) with a dict as info, got a {type(info).__name__}: is this "
+            "environment written for the old gym API?"
+        )
     return observation, info

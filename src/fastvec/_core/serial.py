@@ -62,7 +62,9 @@ class SerialEngine(Engine):
         self._request = rows, [reset.arguments[row] for row in rows]
 
     def _finish_reset(self, deadline: float | None, seconds: float | None) -> ResetResult:
-        return self._batch.reset([self._guarded(self._runner.reset, *self._request)])
+        news = self._guarded(self._runner.reset, *self._request)
+        self._batch.learn(0, news)
+        return self._batch.reset([news])
 
     def _start_step(self, array: Any, code: int, objects: list[Any], deadline: float | None) -> None:
         # A copy, as environments may keep the action that they were given.

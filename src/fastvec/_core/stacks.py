@@ -59,7 +59,10 @@ class StackFile:
         """
         if self.fd < 0 or _SIGNAL is None or not _handles(pid, _SIGNAL):
             return ""
-        self.read()
+        # Both processes have one open file, and with it one position.
+        os.ftruncate(self.fd, 0)
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        self._seen = 0
         try:
             os.kill(pid, _SIGNAL)
         except OSError:

@@ -107,7 +107,7 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
         description = _described(envs, init, adapter)
         channel.send(dumps_home((description, notes)))
         layout: BatchLayout
-        layout, with_semaphores = pickle.loads(channel.receive())
+        layout, description, with_semaphores = pickle.loads(channel.receive())
         block = SharedBlock(channel.take_fds()[0], layout.nbytes)
         views = BatchViews(layout, block.buffer)
         block.close()
