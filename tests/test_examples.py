@@ -28,6 +28,16 @@ CASES = {
         ["--timesteps", "24", "--n-envs", "4"],
         [r"24 transitions from 4 environments, 12 gradient steps", r"\d+ transitions a second"],
     ),
+    "ppo_gymnasium.py": (
+        ["--timesteps", "8192"],
+        [
+            r"8 environments on [1-8] workers",
+            *[rf"{steps} steps: mean return of the last \d+ episodes: \d+\.\d" for steps in (2048, 4096, 5120, 7168)],
+            # A policy that has learned nothing gets 22.
+            r"8192 steps: mean return of the last 100 episodes: ([4-9]\d|\d{3})\.\d",
+            r"\d+ steps a second",
+        ],
+    ),
     "custom_environment.py": (
         ["--timesteps", "512"],
         [
