@@ -302,3 +302,16 @@ def test_remaining_counts_down_to_zero():
     assert remaining(None) is None
     assert remaining(time.monotonic() - 5) == 0.0
     assert 0 < remaining(time.monotonic() + 1000) <= 1000
+
+
+def test_a_dropped_message_leaves_nothing(ends):
+    """An empty rest would have every look at the next message join all that has come of it: quadratic time."""
+    one, other = ends
+    one.send(b"x" * 100)
+    assert other.receive() == b"x" * 100
+    assert other._chunks == []
+    one.send(b"first")
+    one.send(b"second")
+    assert other.receive() == b"first"
+    assert other.receive() == b"second"
+    assert other._chunks == []
