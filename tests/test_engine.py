@@ -475,8 +475,12 @@ def test_idle_workers_use_no_time(options):
     engine = make_engine([functools.partial(CountingEnv, i) for i in range(2)], **options)
     reset(engine)
     processes = [psutil.Process(worker.process.pid) for worker in engine._workers]
-    before = [sum(p.cpu_times()[:2]) for p in processes]
-    time.sleep(0.5)
-    used = [sum(p.cpu_times()[:2]) - b for p, b in zip(processes, before, strict=True)]
-    assert max(used) < 0.1
+
+    def used():
+        before = [sum(p.cpu_times()[:2]) for p in processes]
+        time.sleep(0.5)
+        return max(sum(p.cpu_times()[:2]) - b for p, b in zip(processes, before, strict=True))
+
+    # Under load the system books a tick of 10 ms on whom it finds there.
+    assert min(used() for _ in range(3)) < 0.1
     engine.close()

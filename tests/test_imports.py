@@ -18,8 +18,8 @@ MAX_LINES = 340
 #: A module imports from its own floor or from one below, never from one above.
 FLOORS = [
     # no process, no handle
-    "_core errors _core.topology _core.options _core.config _core.structure _core.layout "
-    "_core.infos _core.observations _core.actions",
+    "_core errors _core.topology _core.options _core.start_method _core.config _core.structure _core.layout "
+    "_core.infos _core.observations _core.actions _core.nans",
     # one thing of the operating system each, and what is said over it
     "_core.channel _core.shm _core.sync _core.lineage _core.stacks _core.protocol",
     # inside one process, or one process
@@ -28,7 +28,7 @@ FLOORS = [
     "_core.handle _core.replies _core.restarts _core.pool _core.results _core.engine _core.processes _core.serial "
     "_core.engines",
     # one module a framework
-    "_spaces _env_access _sb3_adapter _baselines_adapter _vector_adapter _vector_infos _vector_batches "
+    "_spaces _env_access _sb3_adapter _baselines_adapter _seeding _vector_adapter _vector_infos _vector_batches "
     "sb3 gymnasium baselines _make_vec",
     # tools, and the front door
     "testing stats measure tune doctor cli __main__ __init__",

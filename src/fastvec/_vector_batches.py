@@ -5,7 +5,6 @@ Batches of actions and observations, seeds, options, modes, and the order of cal
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +23,6 @@ __all__ = [
     "check_idle",
     "check_pending",
     "resolve_mode",
-    "seeds_of",
     "single_space",
     "split_options",
     "unbatched",
@@ -57,25 +55,6 @@ def single_space(mode: Any) -> bytes | None:
             f"space, actual got {mode}"
         )
     return None
-
-
-def seeds_of(seed: Any, num_envs: int) -> list[int | None]:
-    """A seed for each environment."""
-    if seed is None:
-        return [None] * num_envs
-    try:
-        first = operator.index(seed)
-    except TypeError:  # an array of several numbers has __index__ too
-        pass
-    else:
-        return [first + index for index in range(num_envs)]
-    try:
-        seeds = [None if one is None else operator.index(one) for one in seed]
-    except TypeError:
-        raise ConfigError(f"seed must be an integer or a list of integers, one an environment, got {seed!r}") from None
-    if len(seeds) != num_envs:
-        raise ConfigError(f"seed must be one number or a list of {num_envs}, one an environment: got {len(seeds)}")
-    return seeds
 
 
 def split_options(

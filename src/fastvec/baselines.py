@@ -76,6 +76,8 @@ class SharedMemVecEnv:
         preload: Modules to import once in the fork server, besides those that the factories refer to.
         reward_dtype: Floating dtype of the rewards: float64 as ``SubprocVecEnv`` makes of Python's floats.
         unsafe_casts: Cast observations into integer spaces even where that changes their values.
+        check_nan: Raise a :class:`~fastvec.errors.NanError` where an environment returns NaN or infinity.
+        reset_options: Options of automatic resets: ``"keep"`` for the last given ones, or a function ``(env, number)``.
         allow_space_differences: Accept spaces that agree in structure, shapes and dtypes only.
 
     Attributes:

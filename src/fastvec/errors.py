@@ -10,6 +10,7 @@
     ├── ActionError (ValueError)           a batch of actions does not fit; nothing was sent; a TypeError too
     ├── ObservationError (ValueError)      an environment returned an observation outside what its space declares
     ├── RewardError (TypeError)            an environment returned a reward that is no number
+    ├── NanError (ValueError)              an environment returned NaN or infinity, where that is looked for
     ├── InfoError (TypeError)              an environment returned an info that cannot be sent
     ├── CallError (RuntimeError)           a step is pending, or none is
     ├── ClosedError (RuntimeError)         used after close()
@@ -38,6 +39,7 @@ __all__ = [
     "FactoryError",
     "FastvecError",
     "InfoError",
+    "NanError",
     "ObservationError",
     "RewardError",
     "SharedMemoryError",
@@ -77,6 +79,10 @@ class ObservationError(FastvecError, ValueError):
 
 class RewardError(FastvecError, TypeError):
     """An environment returned a reward that is not a real number."""
+
+
+class NanError(FastvecError, ValueError):
+    """An environment returned NaN or infinity; looked for with ``check_nan=True`` only."""
 
 
 class InfoError(FastvecError, TypeError):

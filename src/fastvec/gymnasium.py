@@ -27,6 +27,7 @@ from fastvec._core.factories import check_factories
 from fastvec._core.layout import StepFlag
 from fastvec._core.options import check_options
 from fastvec._core.structure import Leaf, leaves
+from fastvec._seeding import Seeding, Seeds, action_seed, check_seeding, seeds_of
 from fastvec._spaces import registered_specs
 from fastvec._vector_adapter import VectorAdapter
 from fastvec._vector_infos import vectorize_infos
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["SharedMemVectorEnv"]
 
 ObservationMode: TypeAlias = "str | tuple[Space[Any], Space[Any]]"
-Seeds: TypeAlias = "int | Sequence[int | None] | None"
 VectorStep: TypeAlias = "tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]"
 
 _TERMINATED, _TRUNCATED = StepFlag.TERMINATED.value, StepFlag.TRUNCATED.value
@@ -71,6 +71,8 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         num_workers: Number of worker processes instead; by default as many as usable CPUs, never more than
             environments. 0 runs the environments in this process, with the same results.
         start_method: ``"forkserver"`` (default where it exists), ``"spawn"`` or ``"fork"``.
+        seeding: ``"spawn"`` makes independent seeds of the one that is given, and seeds the action space too;
+            ``"sequential"`` counts up from it, as Gymnasium's classes do.
         cpu_affinity: ``"auto"`` gives each worker CPUs of its own, physical cores first; a list of CPUs deals them out
             in turn; a list of sets gives one to each worker. None leaves placement to the system.
         pin_learner: Bind this process to the CPUs that no worker has, until ``close()``.
@@ -84,6 +86,8 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         worker_env: Environment variables for the workers, or a function of the worker's index that returns them.
         preload: Modules to import once in the fork server, besides those that the factories refer to.
         unsafe_casts: Cast observations into integer spaces even where that changes their values.
+        check_nan: Raise a :class:`~fastvec.errors.NanError` where an environment returns NaN or infinity.
+        reset_options: Options of automatic resets: ``"keep"`` for the last given ones, or a function ``(env, number)``.
 
     Raises:
         ConfigError: An option is wrong.
@@ -110,6 +114,7 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         *,
         in_series: int | None = None,
         start_method: str | None = None,
+        seeding: Seeding = "sequential",
         **engine_options: Unpack[EngineOptions],
     ) -> None:
         super().__init__()
@@ -120,6 +125,7 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
             )
         self.observation_mode = observation_mode
         self.autoreset_mode = batches.resolve_mode(autoreset_mode)
+        self._seeding = check_seeding(seeding)
         factories = check_factories(env_fns)
         resolved = EngineConfig.resolve(
             len(factories),
@@ -187,7 +193,10 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         """Start a :meth:`reset`."""
         batches.check_idle(self._engine.state, "reset_async")
         options, mask = batches.split_options(options, self.num_envs)
-        arguments = [{"seed": one, "options": options} for one in batches.seeds_of(seed, self.num_envs)]
+        arguments = [{"seed": one, "options": options} for one in seeds_of(seed, self.num_envs, self._seeding)]
+        if self._seeding == "spawn" and isinstance(seed, (int, np.integer)):
+            for space in (self.action_space, self.single_action_space):
+                space.seed(action_seed(int(seed), self.num_envs))
         self._engine.send_reset(arguments, mask)
         self._ended[slice(None) if mask is None else mask] = False
 

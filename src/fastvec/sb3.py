@@ -30,6 +30,7 @@ from fastvec._core.factories import check_factories
 from fastvec._core.layout import StepFlag
 from fastvec._core.options import check_options
 from fastvec._sb3_adapter import Sb3Adapter
+from fastvec._seeding import Seeding, Seeds, action_seed, check_seeding, seeds_of
 from fastvec._spaces import registered_specs
 from fastvec.errors import ConfigError
 
@@ -62,6 +63,8 @@ class SharedMemVecEnv(VecEnv):
         num_workers: Number of worker processes instead; by default as many as there are usable CPUs, never more than
             environments. 0 runs the environments in this process, with the same results.
         context: Another name of ``start_method``.
+        seeding: ``"spawn"`` makes independent seeds of the one that is given, and seeds the action space too;
+            ``"sequential"`` counts up from it, as SB3's classes do.
         cpu_affinity: ``"auto"`` gives each worker CPUs of its own, physical cores first; a list of CPUs deals them out
             in turn; a list of sets gives one to each worker. None leaves placement to the system.
         pin_learner: Bind this process to the CPUs that no worker has, until ``close()``.
@@ -79,6 +82,8 @@ class SharedMemVecEnv(VecEnv):
         preload: Modules to import once in the fork server, besides those that the factories refer to.
         reward_dtype: Floating dtype of the rewards: float32 as in ``DummyVecEnv``.
         unsafe_casts: Cast observations into integer spaces even where that changes their values.
+        check_nan: Raise a :class:`~fastvec.errors.NanError` where an environment returns NaN or infinity.
+        reset_options: Options of automatic resets: ``"keep"`` for the last given ones, or a function ``(env, number)``.
         allow_space_differences: Accept environments whose spaces agree in structure, shapes and dtypes only.
 
     Raises:
@@ -100,12 +105,14 @@ class SharedMemVecEnv(VecEnv):
         in_series: int | None = None,
         context: str | None = None,
         copy: bool = True,
+        seeding: Seeding = "sequential",
         reward_dtype: DTypeLike = np.float32,
         allow_space_differences: bool = False,
         **engine_options: Unpack[EngineOptions],
     ) -> None:
         if not copy:
             raise ConfigError("copy=False is not supported yet: returned arrays are always fresh copies")
+        self._seeding = check_seeding(seeding)
         self._reward_dtype = np.dtype(reward_dtype)
         if self._reward_dtype.kind != "f":
             raise ConfigError(f"reward_dtype must be a floating dtype, got {self._reward_dtype}")
@@ -154,6 +161,22 @@ class SharedMemVecEnv(VecEnv):
         self._reset_seeds()
         self._reset_options()
         return observations  # type: ignore[no-any-return]
+
+    def seed(self, seed: Seeds = None) -> Sequence[int | None]:
+        """Seed the environments at the next ``reset()``.
+
+        Args:
+            seed: One for each environment, or one that they all follow from; None for one drawn at random.
+
+        Returns:
+            The seeds.
+        """
+        if seed is None:
+            seed = super().seed()[0]
+        self._seeds = seeds_of(seed, self.num_envs, self._seeding)
+        if self._seeding == "spawn" and isinstance(seed, (int, np.integer)):
+            self.action_space.seed(action_seed(int(seed), self.num_envs))
+        return self._seeds
 
     def step_async(self, actions: Any) -> None:
         """Start a step.

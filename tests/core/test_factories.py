@@ -14,8 +14,13 @@ import warnings
 import numpy as np
 import pytest
 
-from fastvec._core.factories import check_factories, modules_in, pickle_factories, strings_in
+from fastvec._core.factories import check_factories, modules_in, pickle_payload, strings_in
+from fastvec._core.protocol import WorkerPayload
 from fastvec.errors import FactoryError
+
+
+def pickled(factories, adapter=None):
+    return pickle_payload(WorkerPayload(factories, adapter, None))
 
 
 class Env:
@@ -137,7 +142,7 @@ def test_factories_and_adapter_come_back_from_their_pickle():
     """Functions by name, closures by value and callables with state make what they made before."""
     name = "from a closure"
     factories = [make_env, lambda: Env(name), functools.partial(Env, "partial"), Maker({"a": np.arange(3)})]
-    back, adapter = pickle.loads(pickle_factories(factories, {"adapter": 1}))
+    back, adapter, _ = pickle.loads(pickled(factories, {"adapter": 1}))
     assert adapter == {"adapter": 1}
     assert back[0] is make_env
     assert [factory().name for factory in back[1:3]] == ["from a closure", "partial"]
@@ -148,15 +153,16 @@ def test_what_is_defined_in_the_program_itself_travels_by_value():
     """A factory of a script's ``__main__`` is unpickled where there is no such script."""
     script = (
         "import sys\n"
-        "from fastvec._core.factories import pickle_factories\n"
+        "from fastvec._core.factories import pickle_payload\n"
+        "from fastvec._core.protocol import WorkerPayload\n"
         "class Env:\n    depth = 7\n"
         "def make():\n    return Env()\n"
-        "sys.stdout.write(pickle_factories([make, Env], None).hex())\n"
+        "sys.stdout.write(pickle_payload(WorkerPayload([make, Env], None, None)).hex())\n"
     )
     process = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=120)
     data = bytes.fromhex(process.stdout)
     assert "__main__" not in modules_in(data)
-    (make, env_class), _ = pickle.loads(data)
+    (make, env_class), *_ = pickle.loads(data)
     assert make().depth == 7
     assert env_class().depth == 7
 
@@ -185,7 +191,7 @@ ids_of_culprits = ["closure", "nested", "keyword", "argument", "attribute"]
 def test_the_variable_that_cannot_be_pickled_is_named(factory, text):
     """The error tells the factory, the innermost variable to blame, and what to do."""
     with pytest.raises(FactoryError) as caught:
-        pickle_factories([make_env, factory], None)
+        pickled([make_env, factory], None)
     assert "env_fns[1] cannot be sent to a worker process: " in str(caught.value)
     assert text in str(caught.value)
     assert "Make that object inside the factory, or use start_method='fork'" in str(caught.value)
@@ -195,7 +201,7 @@ def test_the_variable_that_cannot_be_pickled_is_named(factory, text):
 def test_the_blame_reads_as_a_sentence():
     """No quotes stand around the phrase that names the variable."""
     with pytest.raises(FactoryError, match=r"worker process: the variable 'lock' of env_fns\[0\], a lock, cannot"):
-        pickle_factories([guarded()], None)
+        pickled([guarded()], None)
 
 
 def test_a_factory_that_is_to_blame_as_a_whole_is_shown():
@@ -212,25 +218,25 @@ def test_a_factory_that_is_to_blame_as_a_whole_is_shown():
             return "<a stubborn factory>"
 
     with pytest.raises(FactoryError, match=r"env_fns\[0\] .*: <a stubborn factory> cannot be pickled \(not me\)"):
-        pickle_factories([Stubborn()], None)
+        pickled([Stubborn()], None)
 
 
 def test_an_adapter_that_cannot_be_pickled_is_not_blamed_on_a_factory():
     """When all factories can be pickled, the error is the one of pickling."""
     with pytest.raises(TypeError, match="a handle is no data") as caught:
-        pickle_factories([make_env], HANDLE)
+        pickled([make_env], HANDLE)
     assert not isinstance(caught.value, FactoryError)
 
 
 def test_modules_behind_references_are_found_in_order():
     """Classes and functions by name bring their modules, each once; builtins are no modules to import."""
-    data = pickle_factories([make_env, functools.partial(collections.OrderedDict, a=[1, 2]), make_env, len], None)
+    data = pickled([make_env, functools.partial(collections.OrderedDict, a=[1, 2]), make_env, len], None)
     assert modules_in(data) == [__name__, "functools", "collections"]
 
 
 def test_modules_used_by_a_function_that_travels_by_value_are_found():
     """What a lambda refers to, a module among its globals, is imported with it."""
-    data = pickle_factories([lambda: json.dumps(collections.Counter())], None)
+    data = pickled([lambda: json.dumps(collections.Counter())], None)
     assert {"json", "collections"} <= set(modules_in(data))
     assert "__main__" not in modules_in(data)
 
@@ -238,19 +244,19 @@ def test_modules_used_by_a_function_that_travels_by_value_are_found():
 def test_modules_are_found_in_large_pickles():
     """Hundreds of factories, with names that are written once and referred to afterwards."""
     factories = [functools.partial(Env, f"{index:0300}", fractions=index) for index in range(700)]
-    data = pickle_factories([*factories, functools.partial(json.loads, "1")], None)
+    data = pickled([*factories, functools.partial(json.loads, "1")], None)
     assert len(data) > 100_000
     assert modules_in(data) == ["functools", __name__, "json"]
 
 
 def test_words_that_are_no_modules_are_not_taken_for_some():
     """Text in a factory's arguments is no reference to a module of that name."""
-    data = pickle_factories([functools.partial(Env, "json", "csv", threading="threading")], None)
+    data = pickled([functools.partial(Env, "json", "csv", threading="threading")], None)
     assert modules_in(data) == ["functools", __name__]
 
 
 def test_every_text_is_found():
     """Ids of environments are among the strings of a pickle, wherever in the factory they stand."""
     game = "CartPole-v1"
-    data = pickle_factories([functools.partial(Env, "Pendulum-v1", mode=["rgb_array"]), lambda: Env(game)], None)
+    data = pickled([functools.partial(Env, "Pendulum-v1", mode=["rgb_array"]), lambda: Env(game)], None)
     assert {"Pendulum-v1", "rgb_array", "CartPole-v1"} <= strings_in(data)

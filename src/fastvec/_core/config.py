@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import multiprocessing
 import os
-import sys
-import threading
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from fastvec._core.options import CpuAffinity, WorkerEnv
+from fastvec._core.options import CpuAffinity, ResetOptions, WorkerEnv
+from fastvec._core.start_method import resolve_start_method
 from fastvec._core.topology import Topology, plan_affinity, read_topology
 from fastvec.errors import ConfigError
 
@@ -61,6 +58,8 @@ class EngineConfig:
         workers_spin: Whether a worker may look for its next command for a moment before it sleeps: only where each can
             have a CPU of its own.
         unsafe_casts: Whether observations may lose their fraction or wrap around on their way into an integer space.
+        check_nan: Whether rewards and observations are searched for NaN and infinity.
+        reset_options: The options of automatic resets: none, those of the last explicit one, or what a function says.
         autoreset_mode: When an environment is reset whose episode has ended.
         copy: Whether observations are handed out as copies, or as the arrays that the next command overwrites.
     """
@@ -83,6 +82,8 @@ class EngineConfig:
     worker_env_is_shared: bool = True
     preload: tuple[str, ...] = ()
     unsafe_casts: bool = False
+    check_nan: bool = False
+    reset_options: ResetOptions = None
     workers_spin: bool = False
     autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP
     copy: bool = True
@@ -111,6 +112,8 @@ class EngineConfig:
         worker_env: WorkerEnv = None,
         preload: Sequence[str] = (),
         unsafe_casts: bool = False,
+        check_nan: bool = False,
+        reset_options: ResetOptions = None,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         copy: bool = True,
     ) -> EngineConfig:
@@ -123,6 +126,11 @@ class EngineConfig:
             raise ConfigError("env_fns is empty: expected at least one environment factory")
         topology = read_topology()
         workers = _resolve_workers(num_envs, in_series, num_workers, topology.usable, max_workers)
+        if reset_options is not None and reset_options != "keep" and not callable(reset_options):
+            raise ConfigError(
+                "reset_options must be None, 'keep' or a function of an environment's index and the number of its "
+                f"episode, got {reset_options!r}"
+            )
         _check_count("max_restarts", max_restarts, least=0)
         if restart_window is None:
             raise ConfigError("restart_window must be a number of seconds, got None")
@@ -145,7 +153,7 @@ class EngineConfig:
         return cls(
             num_envs=num_envs,
             num_workers=workers,
-            start_method=_resolve_start_method(start_method, context, workers),
+            start_method=resolve_start_method(start_method, context, workers),
             cpus=cpus,
             learner_cpus=learner_cpus,
             threads_per_worker=threads_per_worker,
@@ -162,6 +170,8 @@ class EngineConfig:
             preload=tuple(preload),
             workers_spin=workers <= topology.usable,
             unsafe_casts=unsafe_casts,
+            check_nan=bool(check_nan),
+            reset_options=reset_options,
             autoreset_mode=autoreset_mode,
             copy=copy,
         )
@@ -224,46 +234,12 @@ def _wanted_workers(num_envs: int, in_series: int | None, num_workers: int | Non
     return needed
 
 
-def _resolve_start_method(start_method: str | None, context: str | None, num_workers: int) -> str:
-    if start_method is not None and context is not None and start_method != context:
-        raise ConfigError(
-            f"start_method={start_method!r} and context={context!r} are two names of one option: give one of them"
-        )
-    method = start_method or context
-    available = multiprocessing.get_all_start_methods()
-    if method is None:
-        # Never the interpreter's own default, which changed under users in 3.14, and never fork unasked.
-        method = "forkserver" if "forkserver" in available else "spawn"
-    if method not in available:
-        raise ConfigError(f"cannot find context for {method!r}: expected one of {', '.join(map(repr, available))}")
-    if method == "fork" and num_workers:
-        _check_fork()
-    return method
-
-
 def _resolve_restart(on_failure: str, num_workers: int) -> bool:
     if on_failure not in ("raise", "restart"):
         raise ConfigError(f"on_failure must be 'raise' or 'restart', got {on_failure!r}")
     if on_failure == "restart" and not num_workers:
         raise ConfigError("on_failure='restart' needs workers that can be replaced: num_workers=0 has none")
     return on_failure == "restart"
-
-
-def _check_fork() -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        raise ConfigError(
-            "start_method='fork' cannot be used here: CUDA is initialised in this process and does not survive a "
-            "fork. Use start_method='forkserver', or build the environments before touching the GPU"
-        )
-    others = [t.name for t in threading.enumerate() if t is not threading.current_thread()]
-    if others:
-        warnings.warn(
-            f"start_method='fork' while {len(others)} other Python threads are running ({', '.join(others[:3])}): "
-            "a lock that one of them holds stays locked for ever in the workers. start_method='forkserver' avoids it",
-            RuntimeWarning,
-            stacklevel=5,
-        )
 
 
 def _resolve_worker_env(worker_env: WorkerEnv, num_workers: int) -> tuple[Mapping[str, str], ...]:

@@ -13,10 +13,10 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fastvec._core.protocol import dumps
+from fastvec._core.protocol import WorkerPayload, dumps
 from fastvec.errors import FactoryError
 
-__all__ = ["check_factories", "modules_in", "pickle_factories", "strings_in"]
+__all__ = ["check_factories", "modules_in", "pickle_payload", "strings_in"]
 
 
 def check_factories(env_fns: Sequence[Callable[[], Any]]) -> list[Callable[[], Any]]:
@@ -63,16 +63,16 @@ def _warn_of_late_binding(factories: list[Callable[[], Any]]) -> None:
             )
 
 
-def pickle_factories(env_fns: Sequence[Callable[[], Any]], adapter: Any) -> bytes:
+def pickle_payload(payload: WorkerPayload) -> bytes:
     """Pickle factories and what goes with them.
 
     Raises:
         FactoryError: One cannot be pickled; names the variable that prevents it where that can be found.
     """
     try:
-        return dumps((list(env_fns), adapter))
+        return dumps(tuple(payload))
     except Exception as error:
-        for index, env_fn in enumerate(env_fns):
+        for index, env_fn in enumerate(payload.env_fns):
             try:
                 dumps(env_fn)
             except Exception:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
-__all__ = ["CpuAffinity", "EngineOptions", "WorkerEnv", "check_options"]
+__all__ = ["CpuAffinity", "EngineOptions", "ResetOptions", "WorkerEnv", "check_options"]
 
 CpuAffinity: TypeAlias = "Literal['auto'] | Sequence[int] | Sequence[Collection[int]] | None"
+ResetOptions: TypeAlias = "Literal['keep'] | Callable[[int, int], Mapping[str, Any] | None] | None"
 WorkerEnv: TypeAlias = "Mapping[str, str] | Callable[[int], Mapping[str, str]] | None"
 
 
@@ -31,6 +32,8 @@ class EngineOptions(TypedDict, total=False):
     worker_env: WorkerEnv
     preload: Sequence[str]
     unsafe_casts: bool
+    check_nan: bool
+    reset_options: ResetOptions
 
 
 def check_options(face: type, options: EngineOptions) -> EngineOptions:

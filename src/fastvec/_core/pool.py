@@ -19,13 +19,13 @@ from typing import Any
 
 from fastvec._core.channel import Channel, Gone, remaining, wait_for
 from fastvec._core.config import EngineConfig
-from fastvec._core.factories import modules_in, pickle_factories, strings_in
+from fastvec._core.factories import modules_in, pickle_payload, strings_in
 from fastvec._core.forkserver import ForkServer, ServerKey
 from fastvec._core.handle import WorkerHandle, death_of, waiting_for
 from fastvec._core.launch import WorkerProcess, fork_worker, import_path, spawn_process, wait_for_exit
 from fastvec._core.layout import BatchLayout, BatchViews
 from fastvec._core.lineage import LifeLine
-from fastvec._core.protocol import Adapter, Opcode, RemoteFailure, WorkerInit, dumps
+from fastvec._core.protocol import Adapter, Opcode, RemoteFailure, WorkerInit, WorkerPayload, dumps
 from fastvec._core.shm import SharedBlock
 from fastvec._core.structure import EnvDescription
 from fastvec._core.sync import semaphores_work
@@ -89,16 +89,15 @@ class WorkerPool:
 
     def _start(self, env_fns: Sequence[Callable[[], Any]], deadline: float | None) -> None:
         config, slices = self._config, self._config.slices()
-        factories: list[Any] = [
-            ([env_fns[i] for i in ids], self._adapter)
-            if config.start_method == "fork"
-            else pickle_factories([env_fns[i] for i in ids], self._adapter)
-            for ids in slices
+        payloads: list[Any] = [
+            WorkerPayload([env_fns[i] for i in ids], self._adapter, config.reset_options) for ids in slices
         ]
+        if config.start_method != "fork":
+            payloads = [pickle_payload(payload) for payload in payloads]
         environs = [self._environ(config.worker_env[worker]) for worker in range(len(slices))]
         if config.start_method == "forkserver":
-            self._server = ForkServer.acquire(self._server_key(factories))
-        for worker, (env_ids, payload, environ) in enumerate(zip(slices, factories, environs, strict=True)):
+            self._server = ForkServer.acquire(self._server_key(payloads))
+        for worker, (env_ids, payload, environ) in enumerate(zip(slices, payloads, environs, strict=True)):
             init = WorkerInit(
                 worker=worker,
                 env_ids=env_ids,
@@ -109,9 +108,10 @@ class WorkerPool:
                 cpus=config.cpus[worker] if config.cpus else None,
                 threads=config.threads_per_worker,
                 unsafe_casts=config.unsafe_casts,
+                check_nan=config.check_nan,
                 autoreset_mode=config.autoreset_mode,
                 spins=config.workers_spin,
-                env_fns=payload,
+                payload=payload,
             )
             self._inits.append(init)
             self.workers.append(self._start_one(init, deadline))
@@ -154,12 +154,12 @@ class WorkerPool:
             environ |= dict.fromkeys(_THREAD_VARIABLES, str(self._config.threads_per_worker))
         return environ | dict(worker_env)
 
-    def _server_key(self, factories: Sequence[bytes]) -> ServerKey:
+    def _server_key(self, payloads: Sequence[bytes]) -> ServerKey:
         config = self._config
         modules = dict.fromkeys(_BASE_PRELOAD)
         # Variables that differ between workers must be set before a user's module is imported: only workers can then.
         if config.worker_env_is_shared:
-            for payload in dict.fromkeys(factories):
+            for payload in dict.fromkeys(payloads):
                 modules |= dict.fromkeys(modules_in(payload))
                 modules |= dict.fromkeys(self._adapter.modules_for(strings_in(payload)))
             modules |= dict.fromkeys(config.preload)

@@ -34,6 +34,7 @@ import cloudpickle
 
 from fastvec._core.config import AutoresetMode
 from fastvec._core.infos import InfoSchema
+from fastvec._core.options import ResetOptions
 from fastvec._core.structure import EnvDescription
 from fastvec.errors import EnvError
 
@@ -49,6 +50,7 @@ __all__ = [
     "Status",
     "StepNews",
     "WorkerInit",
+    "WorkerPayload",
     "dumps",
     "dumps_home",
     "freeze",
@@ -95,6 +97,14 @@ class Adapter(Protocol):
         """Modules that factories which mention these strings will import, as far as the framework can tell."""
 
 
+class WorkerPayload(NamedTuple):
+    """What a worker gets of the user's own code."""
+
+    env_fns: list[Callable[[], Any]]
+    adapter: Adapter
+    reset_options: ResetOptions
+
+
 @dataclass(frozen=True)
 class WorkerInit:
     """Everything that a new worker needs to know.
@@ -109,10 +119,11 @@ class WorkerInit:
         cpus: CPUs to bind to, or None.
         threads: Cap on compute threads, or None.
         unsafe_casts: See EngineConfig.
+        check_nan: See EngineConfig.
         autoreset_mode: See EngineConfig.
         spins: Whether to look for the next command for a moment before sleeping.
-        env_fns: The factories; pickled, unless the process was forked and has them anyway.
-        adapter: What the face adds; pickled together with the factories.
+        payload: The factories, what the face adds, and the options of automatic resets; pickled, unless the process was
+            forked and has them anyway.
     """
 
     worker: int
@@ -124,9 +135,10 @@ class WorkerInit:
     cpus: frozenset[int] | None
     threads: int | None
     unsafe_casts: bool
+    check_nan: bool
     autoreset_mode: AutoresetMode
     spins: bool
-    env_fns: bytes | tuple[list[Callable[[], Any]], Adapter] = field(repr=False)
+    payload: bytes | WorkerPayload = field(repr=False)
 
 
 class ResetRequest(NamedTuple):

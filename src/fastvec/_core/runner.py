@@ -16,9 +16,11 @@ import numpy as np
 from fastvec._core.config import AutoresetMode
 from fastvec._core.infos import Freeze, InfoWriter
 from fastvec._core.layout import BatchViews, StepFlag
+from fastvec._core.nans import NanGuard
 from fastvec._core.observations import ObservationWriter
+from fastvec._core.options import ResetOptions
 from fastvec._core.protocol import NO_NEWS, Adapter, CallRequest, EnvFailure, StepNews
-from fastvec._core.structure import EnvDescription, lookup
+from fastvec._core.structure import EnvDescription, leaves, lookup
 from fastvec.errors import DuplicateEnvError, EnvError, FactoryError, InfoError, ObservationError, RewardError
 
 __all__ = ["EnvRunner", "build_envs", "close_envs"]
@@ -86,7 +88,9 @@ class EnvRunner:
         views: The arrays of the whole batch.
         freeze: See :class:`~fastvec._core.infos.InfoWriter`.
         unsafe_casts: See :class:`~fastvec._core.observations.ObservationWriter`.
-        autoreset_mode: When an environment is reset whose episode has ended.
+        check_nan: Whether to look for NaN and infinity.
+        reset_options: With which options to reset an environment whose episode has ended.
+        autoreset_mode: When to.
     """
 
     def __init__(
@@ -98,10 +102,16 @@ class EnvRunner:
         *,
         freeze: Freeze,
         unsafe_casts: bool,
+        check_nan: bool = False,
+        reset_options: ResetOptions = None,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
     ) -> None:
         self.envs = envs
         self._mode = autoreset_mode
+        self._reset_options = reset_options
+        # Of each row: the options of its last explicit reset, and how many automatic ones there were since.
+        self._options: list[Any] = [None] * len(envs)
+        self._resets = [0] * len(envs)
         # The rows that the next step resets, in NEXT_STEP mode.
         self._ended: set[int] = set()
         self._env_ids = env_ids
@@ -116,6 +126,10 @@ class EnvRunner:
         )
         self._write = self._observations.writer()
         self._finals = [a if a is None else a[rows] for a in views.finals]
+        self._nans = None
+        if check_nan:
+            observations = [a if a is None else a[rows] for a in views.observations]
+            self._nans = NanGuard(list(leaves(self._tree)), observations, views.rewards[rows])
 
     def reset(self, rows: Iterable[int], arguments: Iterable[Mapping[str, Any]], ended: bool = False) -> StepNews:
         """Reset some environments, each with its keyword arguments; see :class:`ResetRequest`."""
@@ -123,6 +137,9 @@ class EnvRunner:
         for row, keywords in zip(rows, arguments, strict=True):
             with _blame(self._env_ids[row], "reset"):
                 self._write(row, self._take_reset(row, self.envs[row].reset(**keywords), reset_infos))
+                if self._nans is not None:
+                    self._nans.after_reset(row, keywords)
+            self._options[row], self._resets[row] = keywords.get("options"), 0
             if ended and self._mode is AutoresetMode.NEXT_STEP:
                 self._ended.add(row)
             else:
@@ -140,6 +157,7 @@ class EnvRunner:
         reset_infos: dict[int, Any] = {}
         finals: dict[int, Any] = {}
         rewards, flags, write, write_info = self._rewards, self._flags, self._write, self._infos.write
+        nans = self._nans
         row = 0
         env: Any
         try:
@@ -171,13 +189,20 @@ class EnvRunner:
                     if terminated:
                         flag |= _TERMINATED
                     if same_step:
+                        if nans is not None:
+                            nans.before_reset(row, lookup(observation, self._tree, "observation"), actions[row])
                         if self._keep_final(row, observation, finals):
                             flag |= _FINAL_IN_BLOCK
-                        observation = self._take_reset(row, env.reset(), reset_infos)
+                        observation = self._take_reset(row, self._reset_again(row, env), reset_infos)
                     elif self._mode is AutoresetMode.NEXT_STEP:
                         ended.add(row)
                 flags[row] = flag
                 write(row, observation)
+            if nans is not None:
+                wrong = nans.after_step()
+                if wrong is not None:
+                    row = wrong
+                    nans.complain(row, actions[row])
         except BaseException as error:
             raise EnvFailure(self._env_ids[row], "step", error) from error
         return self._news("step", rests, reset_infos, finals)
@@ -204,9 +229,22 @@ class EnvRunner:
         if failure is not None:
             raise failure
 
+    def _reset_again(self, row: int, env: Any) -> Any:
+        """Reset an environment whose episode has ended."""
+        if self._nans is not None:
+            self._nans.begins_anew(row)
+        if self._reset_options is None:
+            return env.reset()
+        self._resets[row] += 1
+        if callable(self._reset_options):
+            options = self._reset_options(self._env_ids[row], self._resets[row])
+        else:
+            options = self._options[row]
+        return env.reset() if options is None else env.reset(options=options)
+
     def _reset_late(self, row: int, env: Any) -> Any:
         """A step that resets: no reward, no flags, and the info of the reset in the place of the step's."""
-        observation, info = _parts_of_reset(env.reset())
+        observation, info = _parts_of_reset(self._reset_again(row, env))
         self._ended.discard(row)
         self._rewards[row] = 0
         self._flags[row] = 0

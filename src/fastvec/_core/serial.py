@@ -52,6 +52,8 @@ class SerialEngine(Engine):
             views,
             freeze=copy.deepcopy,
             unsafe_casts=config.unsafe_casts,
+            check_nan=config.check_nan,
+            reset_options=config.reset_options,
             autoreset_mode=config.autoreset_mode,
         )
         self._batch = BatchReader(self.description, views, [env_ids], lambda frozen: frozen, copy=config.copy)

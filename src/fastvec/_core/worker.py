@@ -35,6 +35,7 @@ from fastvec._core.protocol import (
     ResetRequest,
     Status,
     WorkerInit,
+    WorkerPayload,
     dumps_home,
     freeze,
 )
@@ -100,7 +101,7 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
     envs: list[Any] = []
     try:
         notes = _settle(init)
-        env_fns, adapter = _factories(init)
+        env_fns, adapter, reset_options = _payload(init)
         with _blaming_set_up("constructor"):
             adapter.set_up()
         envs = build_envs(env_fns, init.env_ids, adapter)
@@ -125,6 +126,8 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
         views,
         freeze=freeze,
         unsafe_casts=init.unsafe_casts,
+        check_nan=init.check_nan,
+        reset_options=reset_options,
         autoreset_mode=init.autoreset_mode,
     )
     # Long-lived objects of big libraries would be walked at every full collection.
@@ -258,12 +261,11 @@ def _described(envs: list[Any], init: WorkerInit, adapter: Adapter) -> EnvDescri
         return adapter.describe(envs, init.env_ids)
 
 
-def _factories(init: WorkerInit) -> tuple[list[Callable[[], Any]], Adapter]:
-    if not isinstance(init.env_fns, bytes):
-        return init.env_fns
+def _payload(init: WorkerInit) -> WorkerPayload:
+    if not isinstance(init.payload, bytes):
+        return init.payload
     with _blaming_set_up("unpickling the environment factories"):
-        factories: tuple[list[Callable[[], Any]], Adapter] = pickle.loads(init.env_fns)
-        return factories
+        return WorkerPayload(*pickle.loads(init.payload))
 
 
 def _settle(init: WorkerInit) -> list[str]:
@@ -287,7 +289,7 @@ def _settle(init: WorkerInit) -> list[str]:
     sys.path[:] = init.sys_path
     sys.argv[:] = init.argv
     sys.stdin = open(os.devnull)  # noqa: SIM115
-    forked_from_program = not isinstance(init.env_fns, bytes)
+    forked_from_program = not isinstance(init.payload, bytes)
     if init.threads is not None and forked_from_program:
         _cap_threads(init.threads)
     # A fork copies the state of these generators: unseeded environments would all play the same episode.

@@ -1,0 +1,96 @@
+"""The first NaN or infinity that an environment returns: which environment, where, when, after which action."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastvec._core.structure import Leaf, path_text
+from fastvec.errors import NanError
+
+__all__ = ["NanGuard"]
+
+
+class NanGuard:
+    """Looks over the rows of a slice after each reset and step, all environments in one look.
+
+    Args:
+        leaves: The leaves of an observation.
+        rows: One ``(k, *shape)`` array a leaf, None for leaves that travel as objects, which are not looked at.
+        rewards: ``(k,) float64``.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf], rows: Sequence[NDArray[Any] | None], rewards: NDArray[Any]) -> None:
+        self._rewards = rewards
+        self._parts = [
+            (f"the {path_text(leaf.path)}", array)
+            for leaf, array in zip(leaves, rows, strict=True)
+            if array is not None and array.dtype.kind in "fc"
+        ]
+        self._steps = np.zeros(len(rewards), np.int64)
+        self._seeds: list[Any] = [None] * len(rewards)
+
+    def after_reset(self, row: int, keywords: Mapping[str, Any]) -> None:
+        """An environment was reset with keyword arguments.
+
+        Raises:
+            NanError: Its first observation is not finite.
+        """
+        self._steps[row] = 0
+        if keywords.get("seed") is not None:
+            self._seeds[row] = keywords["seed"]
+        for name, array in self._parts:
+            self._check(name, array[row], "returned by reset()")
+
+    def begins_anew(self, row: int) -> None:
+        """The step under way has reset an environment."""
+        self._steps[row] = -1
+
+    def before_reset(self, row: int, values: Iterable[Any], action: Any) -> None:
+        """An environment is going to be reset, after a step that returned an observation of these leaf values.
+
+        Raises:
+            NanError: One is not finite.
+        """
+        for value in values:
+            array = np.asarray(value)
+            if array.dtype.kind in "fc":
+                self._check("the last observation", array, self._when(row, action, self._steps[row] + 1))
+
+    def after_step(self) -> int | None:
+        """All environments were stepped: the first row that is not finite, if any."""
+        self._steps += 1
+        for array in (self._rewards, *(part for _, part in self._parts)):
+            finite = np.isfinite(array)
+            if not finite.all():
+                return int(np.flatnonzero(~finite.reshape(len(finite), -1).all(axis=1))[0])
+        return None
+
+    def complain(self, row: int, action: Any) -> None:
+        """Say what is wrong with a row that :meth:`after_step` has found.
+
+        Raises:
+            NanError: Always.
+        """
+        when = self._when(row, action, self._steps[row])
+        self._check("the reward", self._rewards[row], when)
+        for name, array in self._parts:
+            self._check(name, array[row], when)
+
+    def _when(self, row: int, action: Any, step: int) -> str:
+        if step == 0:
+            return "returned by the automatic reset()"
+        seed = "never seeded" if self._seeds[row] is None else f"last seeded with {self._seeds[row]}"
+        return f"returned by step {step} of its episode ({seed}) with the action {action!r}"
+
+    @staticmethod
+    def _check(name: str, value: Any, when: str) -> None:
+        array = np.asarray(value)
+        wrong = ~np.isfinite(array)
+        if wrong.any():
+            where = tuple(int(i) for i in np.argwhere(wrong)[0])
+            place = f"[{', '.join(map(str, where))}]" if where else ""
+            raise NanError(f"{name}{place} is {array[where]}, {when}")
