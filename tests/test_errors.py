@@ -18,6 +18,7 @@ BUILTIN_OF = {
     errors.ActionError: ValueError,
     errors.ObservationError: ValueError,
     errors.RewardError: TypeError,
+    errors.NanError: ValueError,
     errors.InfoError: TypeError,
     errors.CallError: RuntimeError,
     errors.ClosedError: RuntimeError,
