@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import psutil
 import pytest
-from engines import START_METHODS, make_engine, reset
+from engines import START_METHODS, eventually, make_engine, reset
 from toys import CountingEnv
 
 from fastvec import errors
@@ -429,3 +431,49 @@ def test_closing_gives_the_memory_back_while_others_live():
     assert mapped(second._workers[0].process.pid) == 1
     first.close()
     second.close()
+
+
+class StartsProcessEnv(CountingEnv):
+    """Starts a process in its constructor and leaves it to itself."""
+
+    def __init__(self):
+        super().__init__(0)
+        self.child_pid = subprocess.Popen(["sleep", "1000"]).pid
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+@pytest.mark.parametrize("method", START_METHODS)
+@pytest.mark.parametrize("ending", ["close", "SIGKILL"])
+def test_what_environments_start_ends_with_their_worker(method, ending):
+    """However that ends."""
+    engine = make_engine([StartsProcessEnv] * 2, num_workers=1, start_method=method)
+    children = engine.call("get_attr", get_attr, "child_pid", env_ids=[0, 1])
+    if ending == "SIGKILL":
+        os.kill(engine._workers[0].process.pid, signal.SIGKILL)
+        with pytest.raises(errors.WorkerDiedError):
+            engine.call("get_attr", get_attr, "child_pid", env_ids=[0])
+    engine.close()
+    assert eventually(lambda: not any(psutil.pid_exists(pid) for pid in children))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs F_SETSIG")
+@pytest.mark.parametrize("method", START_METHODS)
+def test_what_environments_start_ends_with_the_program(method):
+    """Also where that is killed."""
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from engines import make_engine
+from fastvec._env_access import get_attr
+from test_workers import StartsProcessEnv
+engine = make_engine([StartsProcessEnv] * 2, num_workers=2, start_method={method!r})
+print(*engine.call("get_attr", get_attr, "child_pid", env_ids=[0, 1]), flush=True)
+sys.stdin.read()
+"""
+    program = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    children = [int(pid) for pid in program.stdout.readline().split()]
+    assert len(children) == 2
+    assert all(psutil.pid_exists(pid) for pid in children)
+    program.kill()
+    program.communicate()
+    assert eventually(lambda: not any(psutil.pid_exists(pid) for pid in children))

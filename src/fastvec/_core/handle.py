@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fastvec._core.channel import Channel
 from fastvec._core.launch import EXIT_UNKNOWN, WorkerProcess, wait_for_exit
 from fastvec._core.layout import BatchViews
+from fastvec._core.lineage import end_group
 from fastvec._core.protocol import REPLY_NUMBER
 from fastvec._core.stacks import StackFile
 from fastvec._core.sync import Bell, ChannelBell, SemaphoreBell
@@ -61,6 +62,8 @@ class WorkerHandle:
 
     def release(self) -> None:
         """Give back what the system holds for the worker, which has ended. Idempotent."""
+        if not self.released:
+            end_group(self.process.pid)
         self.released = True
         self.channel.close()
         self.process.release()

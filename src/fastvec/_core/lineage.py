@@ -3,10 +3,13 @@
 Parent to child: descriptors that only the parent may hold are closed in every process that it
 forks, whoever forks it, so that an end-of-file on the other side always means the parent's end.
 
-Child to parent: a worker dies with its parent, even while it computes in C with the GIL held. The
-parent holds the write end of a pipe; each worker has the kernel send it SIGKILL when the last
-write end is gone (``F_SETSIG`` with ``O_ASYNC``). ``PR_SET_PDEATHSIG`` would not do: it follows
-the *thread* that forked, and under a fork server that is another process altogether.
+Worker and its children: a worker leads a process group, in which whatever an environment starts is
+too, unless it leaves it. The group ends with the worker.
+
+Child to parent: a worker dies with its parent, and so does its group, even while it computes in C with
+the GIL held. The parent holds the write end of a pipe; each worker has the kernel send its group SIGKILL
+when the last write end is gone (``F_SETSIG`` with ``O_ASYNC``). ``PR_SET_PDEATHSIG`` would not do: it
+follows the *thread* that forked, and under a fork server that is another process altogether.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Protocol
 
 from fastvec._core.channel import wait_for
 
-__all__ = ["LifeLine", "close_in_children", "die_with"]
+__all__ = ["LifeLine", "close_in_children", "die_with", "end_group", "lead_group"]
 
 _F_SETSIG = 10  # <asm-generic/fcntl.h>; the fcntl module does not name it
 
@@ -65,8 +68,23 @@ class LifeLine:
         self.read_fd = self._write_fd = -1
 
 
+def lead_group() -> None:
+    """Make this process the leader of a group of its own."""
+    if hasattr(os, "setpgid"):
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
+
+
+def end_group(leader: int) -> None:
+    """Kill what is left of the group of a worker that has ended."""
+    if hasattr(os, "killpg"):
+        # The number of a group is not given to another process while the group has members.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)
+
+
 def die_with(read_fd: int) -> None:
-    """Have this process killed when the last write end of a pipe is closed; takes over ``read_fd``."""
+    """Have this process, and the group that it leads, killed when a pipe's last write end closes; takes over the fd."""
     if sys.platform.startswith("linux"):
         import fcntl
 
@@ -77,7 +95,7 @@ def die_with(read_fd: int) -> None:
             pass
         else:
             os.close(read_fd)
-            fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp() if os.getpgrp() == os.getpid() else os.getpid())
             fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
             fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
             if wait_for([own], 0):  # it was gone already

@@ -23,7 +23,7 @@ import numpy as np
 
 from fastvec._core.channel import Channel, Gone
 from fastvec._core.layout import BatchLayout, BatchViews
-from fastvec._core.lineage import die_with
+from fastvec._core.lineage import die_with, lead_group
 from fastvec._core.protocol import (
     NO_NEWS,
     REPLY_NUMBER,
@@ -76,6 +76,7 @@ def run_worker(sock: socket.socket, init: WorkerInit | None = None) -> None:
     code = 1
     try:
         start_signals()
+        lead_group()
         with contextlib.suppress(Gone):
             worker_main(Channel(sock), init)
         code = 0
