@@ -58,14 +58,16 @@ def test_a_timeout_shows_where_the_workers_are(how, method):
 
 
 def test_a_constructor_that_takes_too_long_is_shown(caplog):
-    """First by a line of the watchdog, then by the error of start_timeout."""
-    with pytest.raises(errors.WorkerTimeoutError, match=r"start_timeout=1.0 s: waiting for envs \[0, 1\]") as caught:
-        failing("sleep", where="constructor", start_timeout=1.0, watchdog=0.2)
+    """First by lines of the watchdog, then by the error of start_timeout."""
+    with pytest.raises(errors.WorkerTimeoutError, match=r"start_timeout=2.0 s: waiting for envs \[0, 1") as caught:
+        failing("sleep", where="constructor", start_timeout=2.0, watchdog=0.3)
     assert "in fail\n" in str(caught.value)
-    assert [record.getMessage().splitlines()[0].partition(" (pid")[0] for record in caplog.records][:2] == [
-        "start-up has not finished after 0 s: waiting for envs [0, 1] of worker 0"
-    ] * 2
-    assert all("in fail\n" in record.getMessage() for record in caplog.records)
+    lines = [record.getMessage() for record in caplog.records]
+    assert 1 <= len(lines) <= 4
+    # On a busy machine the other worker may not be ready at the first.
+    assert all(line.startswith("start-up has not finished after ") for line in lines)
+    assert "waiting for envs [0, 1" in lines[-1]
+    assert "in fail\n" in lines[-1]
 
 
 def test_the_watchdog_says_for_whom_a_wait_is(caplog):
