@@ -22,7 +22,7 @@ INSTALLED := $(VENV)/.installed-$(VERSION)-$(GROUP)-sb3-$(SB3)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-all bench clean needs-sb3
+.PHONY: help demo test faults check test-all bench clean needs-sb3
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ demo: needs-sb3 $(INSTALLED) ## train PPO on DummyVecEnv, SubprocVecEnv and Shar
 
 test: $(INSTALLED) ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
+
+faults: $(INSTALLED) ## run the whole fault matrix, of which `make test` runs a sample; takes half an hour or more
+	$(BIN)/python -m pytest tests/test_fault_matrix.py --all-faults $(ARGS)
 
 check: needs-sb3 $(INSTALLED) ## lint, formatting and types
 	$(BIN)/ruff check

@@ -11,6 +11,11 @@ import pytest
 from engines import eventually
 
 
+def pytest_addoption(parser):
+    """Without it a sample of the fault matrix is run."""
+    parser.addoption("--all-faults", action="store_true", help="run all of the fault matrix")
+
+
 def _children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
@@ -51,4 +56,5 @@ def leaves_nothing_behind(request):
     ours = ("socket:", "pipe:", "anon_inode:[pidfd]", "/memfd:")
     left = {fd: name for fd, name in _descriptors().items() if fd not in descriptors and name.startswith(ours)}
     assert not left, f"left descriptors: {left}"
-    assert _shared_files() <= files, f"left in /dev/shm: {_shared_files() - files}"
+    # Other programs of this machine have semaphores there, too, and may take their time to give them back.
+    assert eventually(lambda: _shared_files() <= files, 30), f"left in /dev/shm: {_shared_files() - files}"

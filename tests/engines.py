@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import psutil
+
 from fastvec._core import engines
 from fastvec._core.config import EngineConfig
 from fastvec._core.engine import Engine
@@ -34,3 +36,14 @@ def eventually(check, seconds: float = 5.0):
     while not (value := check()) and time.monotonic() < deadline:
         time.sleep(0.01)
     return value
+
+
+def gone(pids):
+    """Whether the processes have ended (a zombie that init has not yet collected has)."""
+    for pid in pids:
+        try:
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                return False
+        except psutil.NoSuchProcess:
+            continue
+    return True

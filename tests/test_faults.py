@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
-import re
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psutil
 import pytest
-from engines import START_METHODS, eventually, make_engine, reset
-from toys import BaseOnlyError, CountingEnv, FaultyEnv
+from engines import START_METHODS, eventually, gone, make_engine, reset
+from gymnasium import spaces
+from toys import ConstantEnv, CountingEnv, FailingOnceEnv, FaultyEnv
 
 from fastvec import errors
 from fastvec._env_access import call_method, get_attr
-
-#: How a fault shows in the parent: the type, and what its text or its cause's text says.
-OUTCOMES = {
-    "raise": (KeyError, "KeyError in {command}: 'bad torque'"),
-    "odd": (errors.EnvError, "OddError in {command}: 7: bad torque"),
-    "unpicklable": (errors.EnvError, "UnpicklableError in {command}: bad torque"),
-    "base": (BaseOnlyError, "BaseOnlyError in {command}: bad torque"),
-    "native": (SystemError, "SystemError in {command}: "),
-    "sys.exit": (errors.EnvError, "SystemExit in {command}: 3"),
-    "interrupt": (errors.EnvError, "KeyboardInterrupt in {command}"),
-    "os._exit": (errors.WorkerDiedError, "ended itself with exit code 9"),
-    "SIGKILL": (errors.WorkerDiedError, "killed by SIGKILL .*out-of-memory"),
-    "SIGSEGV": (errors.WorkerDiedError, "killed by SIGSEGV .*crash in native code"),
-}
-PLACES = {"first": 0, "middle": 2, "last": 4}
 
 
 def faulty(where: str, how: str, at_env: int, **options):
@@ -59,60 +47,6 @@ def provoke(engine, where):
         engine.recv()
 
 
-@pytest.mark.parametrize("how", OUTCOMES)
-@pytest.mark.parametrize("where", ["constructor", "reset", "step", "method"])
-@pytest.mark.parametrize("place", PLACES)
-def test_a_fault_is_reported_with_its_place_and_cause(where, how, place):
-    """Within a second, as the environment's own exception where that can be, with env, worker, pid and traceback."""
-    env, (kind, text) = PLACES[place], OUTCOMES[how]
-    text = text.format(command=where)
-    started = time.monotonic()
-    if where == "constructor":
-        with pytest.raises(kind) as caught:
-            faulty(where, how, env)
-    else:
-        engine = faulty(where, how, env)
-        with pytest.raises(kind) as caught:
-            provoke(engine, where)
-        assert time.monotonic() - started < 20  # a hang, not a slow machine
-        if kind is errors.WorkerDiedError or where != "method":
-            with pytest.raises(errors.BrokenError, match="ended with an error before"):
-                reset(engine)
-        else:
-            engine.send(np.zeros(5, np.int64))
-            assert engine.recv().rewards.tolist() == [1] * 5
-        engine.close()
-    error = caught.value
-    if kind is errors.WorkerDiedError:
-        worker = [0, 0, 1, 1, 2][env]
-        assert error.worker == worker
-        assert error.exitcode == {"os._exit": 9, "SIGKILL": -9, "SIGSEGV": -11}[how]
-        assert error.pid
-        assert re.search(text, str(error))
-    else:
-        cause = error if kind is errors.EnvError else error.__cause__
-        assert isinstance(cause, errors.EnvError)
-        assert text in str(cause)
-        assert (cause.env_index, cause.command) == (env, where)
-        assert f"env {env} (worker {cause.worker}, pid {cause.pid})" in str(cause)
-        assert "in fail" in cause.traceback or how == "native"
-        assert "Traceback (most recent call last)" in cause.traceback
-
-
-@pytest.mark.parametrize("method", START_METHODS)
-@pytest.mark.parametrize("how", ["raise", "SIGKILL"])
-@pytest.mark.parametrize("where", ["constructor", "step"])
-def test_every_start_method_reports_faults(method, how, where):
-    """Also in the last worker, whose pipe ends earlier forks might have inherited."""
-
-    def build_and_step():
-        with contextlib.closing(faulty(where, how, 4, start_method=method)) as engine:
-            provoke(engine, where)
-
-    with pytest.raises(OUTCOMES[how][0]):
-        build_and_step()
-
-
 def test_this_process_reports_like_a_worker():
     """Without workers an exception has the same type and the same kind of cause, and its own traceback."""
     engine = faulty("step", "raise", 2, num_workers=0)
@@ -127,27 +61,6 @@ def test_this_process_reports_like_a_worker():
     with pytest.raises(errors.EnvError, match="SystemExit"):
         provoke(engine, "step")
     engine.close()
-
-
-@pytest.mark.parametrize("how", ["sleep", "busy", "SIGSTOP"])
-@pytest.mark.parametrize("where", ["step", "close"])
-def test_close_ends_in_bounded_time_whatever_a_worker_does(how, where):
-    """Sleeping, computing in C with the GIL held, or stopped: asked, terminated, then killed."""
-    engine = faulty(where, how, 2, close_timeout=0.3, step_timeout=0.3)
-    reset(engine)
-    if where == "step":
-        with pytest.raises(errors.WorkerTimeoutError, match=r"waiting for envs \[2, 3\]"):
-            provoke(engine, "step")
-    started = time.monotonic()
-    engine.close()
-    assert time.monotonic() - started < 10
-
-
-def test_a_start_that_takes_too_long_ends():
-    """start_timeout names the environments that are missing."""
-    with pytest.raises(errors.WorkerTimeoutError, match=r"not ready .*waiting for envs \[2, 3\]") as caught:
-        faulty("constructor", "sleep", 3, start_timeout=1.0, close_timeout=0.2)
-    assert caught.value.env_indices == (2, 3)
 
 
 def test_a_fault_is_seen_while_another_worker_is_stuck():
@@ -192,13 +105,87 @@ def test_results_that_cannot_be_pickled_are_an_error_and_no_more():
 
 
 def test_50_engines_one_after_the_other_leave_nothing():
-    """Neither descriptors nor processes grow."""
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(50):
-        engine = make_engine([functools.partial(CountingEnv, i) for i in range(2)])
+    """Neither descriptors nor processes nor memory grow, of which each shares some with its workers."""
+    process, space = psutil.Process(), spaces.Box(0, 255, (512, 512, 3), np.uint8)
+    held = []
+    for count in range(60):
+        engine = make_engine([functools.partial(ConstantEnv, space, np.zeros(space.shape, np.uint8))] * 2)
         reset(engine)
+        step(engine)
         engine.close()
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
+        if count in (9, 59):
+            gc.collect()
+            held.append((process.num_fds(), len(process.children()), process.memory_info().rss))
+    (descriptors, processes, memory), after = held
+    assert after[:2] == (descriptors, processes)
+    assert after[2] - memory < 8e6
+
+
+@pytest.mark.parametrize("how", ["none", "raise", "os._exit", "sleep", "SIGSTOP", "flood"])
+def test_an_error_of_the_caller_between_send_and_recv_is_the_one_that_is_raised(how, tmp_path, capfd):
+    """Whatever becomes of the step that nobody receives, close() ends it and says nothing."""
+    flag = tmp_path / "failed"
+    fns = [functools.partial(FailingOnceEnv, i, str(flag), "step" if i == 1 else "", how, at=2) for i in range(4)]
+    started = time.monotonic()
+    options = {"close_timeout": 0.5 if how in ("sleep", "SIGSTOP") else 60.0}
+    with pytest.raises(ZeroDivisionError), contextlib.closing(make_engine(fns, **options)) as engine:  # noqa: PT012
+        reset(engine)
+        step(engine)
+        engine.send(np.zeros(4, np.int64))
+        assert eventually(flag.exists, 60)
+        1 / 0  # noqa: B018
+    assert time.monotonic() - started < 60  # a hang, not a slow machine
+    out, err = capfd.readouterr()
+    assert (set(out), set(err)) == ((set("x\n"), set("x\n")) if how == "flood" else (set(), set()))
+
+
+# ---------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_threads_may_build_use_and_close(method):
+    """One thread builds it, another steps it, a third closes it, one after the other; workers live on meanwhile."""
+
+    def in_thread(function, *args):
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(function, *args).result(60)
+
+    engine = in_thread(lambda: make_engine([functools.partial(CountingEnv, i) for i in range(4)], start_method=method))
+    reset(engine)
+    for count in range(1, 4):
+        assert in_thread(step, engine).rewards.tolist() == [count] * 4
+    assert step(engine).rewards.tolist() == [4] * 4
+    in_thread(engine.close)
+    with pytest.raises(errors.ClosedError):
+        reset(engine)
+
+
+def test_each_thread_may_have_an_engine_of_its_own():
+    """Built, stepped and closed at the same time, from one fork server: nobody sees anything of the others."""
+
+    def run(offset):
+        fns = [functools.partial(CountingEnv, offset + i) for i in range(2)]
+        with contextlib.closing(make_engine(fns, start_method="forkserver")) as engine:
+            reset(engine)
+            return [step(engine).observations.tolist() for _ in range(50)]
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(run, range(0, 40, 10)))
+    assert found == [
+        [[[offset, 0, count], [offset + 1, 0, count]] for count in range(1, 51)] for offset in range(0, 40, 10)
+    ]
+
+
+def test_close_in_another_thread_ends_a_wait():
+    """The wait says that the environments have been closed."""
+    engine = make_engine([functools.partial(FaultyEnv, i, "step", "sleep", at=1) for i in range(2)], close_timeout=0.2)
+    reset(engine)
+    engine.send(np.zeros(2, np.int64))
+    timer = threading.Timer(0.3, engine.close)
+    timer.start()
+    with pytest.raises(errors.ClosedError, match="have been closed"):
+        engine.recv()
+    timer.join()
 
 
 # ---------------------------------------------------------------- the death of the parent
@@ -234,17 +221,6 @@ def start_program(method="fork", how="", rest="", before="", **kwargs):
     return program, pids
 
 
-def gone(pids):
-    """Whether the processes have ended (a zombie that init has not yet collected has)."""
-    for pid in pids:
-        try:
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                return False
-        except psutil.NoSuchProcess:
-            continue
-    return True
-
-
 @pytest.mark.parametrize("method", START_METHODS)
 @pytest.mark.parametrize("how", ["", "sleep", "busy"])
 def test_workers_die_with_their_parent(method, how):
@@ -258,13 +234,55 @@ def test_workers_die_with_their_parent(method, how):
     assert eventually(lambda: gone(pids), 5)
 
 
-def test_a_program_that_forgets_to_close_ends_quietly():
-    """Interpreter exit without close(): no output, no child, exit code 0."""
-    for method in START_METHODS:
-        program, pids = start_program(method)
-        out, err = program.communicate(timeout=20)
-        assert (program.returncode, out, err) == (0, "", "")
-        assert gone(pids)
+@pytest.mark.parametrize("method", START_METHODS)
+@pytest.mark.parametrize(
+    ("how", "rest"),
+    [
+        ("", ""),
+        ("", "engine.send(np.zeros(4, np.int64))"),
+        ("sleep", "for _ in range(3): engine.send(np.zeros(4, np.int64)), _ < 2 and engine.recv()"),
+    ],
+    ids=["idle", "pending", "stuck"],
+)
+def test_a_program_that_forgets_to_close_ends_quietly(method, how, rest, tmp_path):
+    """Interpreter exit without close(): no output, no child, no file, exit code 0."""
+    program, pids = start_program(method, how, rest, env={**os.environ, "TMPDIR": str(tmp_path)})
+    out, err = program.communicate(timeout=60)
+    assert (program.returncode, out, err) == (0, "", "")
+    assert gone(pids)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_that_ends_with_an_error_shows_no_other():
+    """An exception of its own while a step is pending: one traceback, and nothing stays."""
+    program, pids = start_program(rest="engine.send(np.zeros(4, np.int64)); raise KeyError('mine')")
+    out, err = program.communicate(timeout=60)
+    assert (program.returncode, out) == (1, "")
+    assert err.count("Traceback") == 1
+    assert err.endswith("KeyError: 'mine'\n")
+    assert gone(pids)
+
+
+@pytest.mark.parametrize("theirs", START_METHODS)
+def test_the_start_method_of_multiprocessing_is_the_programs(theirs):
+    """Engines do not look at it, do not change it, and do not set it for the first time."""
+    program, _ = start_program(
+        before="import multiprocessing",
+        rest=f"""
+        engine.close()
+        assert multiprocessing.get_start_method(allow_none=True) is None
+        multiprocessing.set_start_method({theirs!r})
+        for method in ("fork", "forkserver"):
+            engine = make_engine([functools.partial(CountingEnv, i) for i in range(2)], start_method=method)
+            reset(engine)
+            engine.send(np.zeros(2, np.int64))
+            print(*engine.recv().rewards)
+            engine.close()
+        print(multiprocessing.get_start_method())
+        """,
+    )
+    out, err = program.communicate(timeout=60)
+    assert (out, err) == (f"1.0 1.0\n1.0 1.0\n{theirs}\n", "")
 
 
 def test_ctrl_c_gives_one_traceback():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -101,12 +103,17 @@ class UnpicklableError(Exception):
         self.lock = threading.Lock()
 
 
+#: What a flood writes to each stream, as often; what a huge reply is made of, so many times.
+FLOOD, FLOODS = "x" * 99_999 + "\n", 100
+HUGE, HUGES = b"0123456789", 5_000_000
+
+
 class BaseOnlyError(BaseException):
     """Derived from BaseException directly."""
 
 
-def fail(how: str) -> None:
-    """Do one of the faults."""
+def fail(how: str) -> Any:
+    """Do one of the faults; what it returns is the result."""
     if how == "raise":
         raise KeyError("bad torque")
     if how == "odd":
@@ -131,6 +138,13 @@ def fail(how: str) -> None:
         time.sleep(3600)
     if how == "busy":  # in C, with the GIL held
         sum(range(10**12))
+    if how == "flood":
+        for stream in (sys.stdout, sys.stderr) * FLOODS:
+            stream.write(FLOOD)
+            stream.flush()
+    if how == "huge":
+        return HUGE * HUGES
+    return None
 
 
 class FaultyEnv(CountingEnv):
@@ -160,6 +174,46 @@ class FaultyEnv(CountingEnv):
     def method(self):
         if self.where == "method":
             fail(self.how)
+
+
+class WitnessedEnv(CountingEnv):
+    """Fails in one method, in one way; files in a folder tell what has come to pass. It has a process of its own."""
+
+    def __init__(self, env_id: int, folder: Path, where: str, how: str) -> None:
+        super().__init__(env_id)
+        self.folder, self.where, self.how = folder, where, how
+        if where:
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+            child.start()
+            self.tell(f"child-{child.pid}")
+        self.fail_in("constructor")
+
+    def tell(self, event: str) -> None:
+        (self.folder / event).touch()
+
+    def fail_in(self, where: str) -> Any:
+        if self.where != where:
+            return None
+        self.tell(f"fault-{os.getpid()}")
+        return fail(self.how)
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed, options=options)
+        return observation, {**info, "result": self.fail_in("reset")}
+
+    def step(self, action):
+        *result, info = super().step(action)
+        return *result, {**info, "result": self.fail_in("step") if self.count == 2 else None}
+
+    def method(self):
+        return self.fail_in("method")
+
+    def render(self):
+        return self.fail_in("render")
+
+    def close(self):
+        self.fail_in("close")
+        self.tell(f"closed-{self.env_id}")
 
 
 class SleepyEnv(CountingEnv):

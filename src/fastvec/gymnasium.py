@@ -322,9 +322,9 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         if not hasattr(self, "_engine"):  # the constructor failed: older versions of Gymnasium close it all the same
             return
         state = self._engine.state
+        self._engine.close(0.0 if terminate else timeout)
         if state in PENDING:
             logger.warn(f"Calling `close` while waiting for a pending call to `{state.value}` to complete.")
-        self._engine.close(0.0 if terminate else timeout)
 
     def __enter__(self) -> SharedMemVectorEnv:
         """The environments, closed at the end of the block."""

@@ -30,10 +30,10 @@ class WorkerHandle:
         sequence: Number of the last command sent.
     """
 
-    def __init__(self, index: int, env_ids: range, process: WorkerProcess, channel: Channel) -> None:
+    def __init__(self, index: int, env_ids: range, process: WorkerProcess, channel: Channel, stacks: StackFile) -> None:
         self.index, self.env_ids, self.process, self.channel = index, env_ids, process, channel
         self.sequence = 0
-        self.stacks = StackFile()
+        self.stacks = stacks
         self.released = False
         # The payload of the last reply, for who is interrupted before he has put it in its place.
         self._taken, self._taken_sequence = b"", -1

@@ -27,6 +27,7 @@ from fastvec._core.layout import BatchLayout, BatchViews
 from fastvec._core.lineage import LifeLine
 from fastvec._core.protocol import Adapter, Opcode, RemoteFailure, WorkerInit, WorkerPayload, dumps
 from fastvec._core.shm import SharedBlock
+from fastvec._core.stacks import StackFile
 from fastvec._core.structure import EnvDescription
 from fastvec._core.sync import semaphores_work
 from fastvec._core.topology import pin_all_threads
@@ -117,8 +118,13 @@ class WorkerPool:
             self.workers.append(self._start_one(init, deadline))
 
     def _start_one(self, init: WorkerInit, deadline: float | None) -> WorkerHandle:
-        process, channel = self._launch(init, deadline)
-        worker = WorkerHandle(init.worker, init.env_ids, process, channel)
+        stacks = StackFile()  # before there is a process: descriptors may run out
+        try:
+            process, channel = self._launch(init, deadline)
+        except BaseException:
+            stacks.close()
+            raise
+        worker = WorkerHandle(init.worker, init.env_ids, process, channel, stacks)
         lifelines = () if self._lifeline is None else (self._lifeline.read_fd,)
         try:
             with self._reporting(worker, "start"):

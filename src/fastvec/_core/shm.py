@@ -7,7 +7,6 @@ pages are reserved at creation: memory that is not there is an error then, not a
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import mmap
 import os
@@ -91,8 +90,11 @@ class SharedBlock:
 def _anonymous_fd(nbytes: int) -> int:
     _check_available(nbytes)
     if hasattr(os, "memfd_create"):
-        with contextlib.suppress(OSError):  # sandboxes may forbid the call: a file serves as well
+        try:
             return _reserved(os.memfd_create("fastvec", os.MFD_CLOEXEC), nbytes, "memfd")
+        except OSError as error:  # sandboxes may forbid the call: a file serves as well
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
     folder = tempfile.gettempdir()
     try:
         fd, path = tempfile.mkstemp(prefix="fastvec-", dir=folder)

@@ -43,37 +43,37 @@ class StackFile:
 
     def read(self) -> str:
         """What has been written since the last look."""
-        if self.fd < 0:
+        try:
+            size = os.fstat(self.fd).st_size
+            text = os.pread(self.fd, size - self._seen, self._seen)
+        except OSError:  # closed, perhaps by another thread just now
             return ""
-        size = os.fstat(self.fd).st_size
-        text = os.pread(self.fd, size - self._seen, self._seen)
         self._seen = size
         return _shortened(text.decode(errors="replace"))
 
-    def ask(self, pid: int, seconds: float = 0.3) -> str:
+    def ask(self, pid: int, seconds: float = 1.0) -> str:
         """Have a process write its stack; empty if it does not in time, or cannot.
 
         Args:
             pid: The process, which must not have been waited for, lest its number be another's.
             seconds: How long to wait for it.
         """
-        if self.fd < 0 or _SIGNAL is None or not _handles(pid, _SIGNAL):
+        if _SIGNAL is None or not _handles(pid, _SIGNAL):
             return ""
-        # Both processes have one open file, and with it one position.
-        os.ftruncate(self.fd, 0)
-        os.lseek(self.fd, 0, os.SEEK_SET)
-        self._seen = 0
         try:
+            # Both processes have one open file, and with it one position.
+            os.ftruncate(self.fd, 0)
+            os.lseek(self.fd, 0, os.SEEK_SET)
+            self._seen = size = 0
             os.kill(pid, _SIGNAL)
-        except OSError:
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                time.sleep(_QUIET)
+                before, size = size, os.fstat(self.fd).st_size
+                if size == before != 0:
+                    break
+        except OSError:  # closed meanwhile, or the process has ended
             return ""
-        deadline = time.monotonic() + seconds
-        size = self._seen
-        while time.monotonic() < deadline:
-            time.sleep(_QUIET)
-            before, size = size, os.fstat(self.fd).st_size
-            if size == before != self._seen:
-                break
         return self.read()
 
     def close(self) -> None:
