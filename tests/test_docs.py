@@ -21,6 +21,7 @@ from fastvec._core.options import EngineOptions
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GUIDE = ROOT / "docs" / "guides" / "sb3.md"
+FAULTS = ROOT / "docs" / "concepts" / "faults.md"
 
 #: Stands before a block that trains. Readers want a policy, the test wants to know that training works: whatever a
 #: block asks for, rollouts have 32 steps of each environment, and learning ends with the first one after 256 in all.
@@ -179,3 +180,15 @@ def test_a_docstring_lists_every_option(face):
 def test_the_guide_says_what_to_do_about_every_error():
     """Each error has a row in the guide's table, but the root of them all."""
     assert set(errors.__all__) - {"FastvecError"} - first_cells(GUIDE) == set()
+
+
+def test_the_tests_that_prove_what_becomes_of_a_fault_exist():
+    """Each `file::test` of the page on faults names a function of that file."""
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", FAULTS.read_text())
+    missing = [
+        f"{file}::{test}"
+        for file, test in named
+        if not (ROOT / "tests" / file).exists() or f"def {test}(" not in (ROOT / "tests" / file).read_text()
+    ]
+    assert named
+    assert missing == []

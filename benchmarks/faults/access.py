@@ -1,0 +1,107 @@
+"""Looking into environments: tracebacks, attributes, debugging, NaN (K)."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gymnasium import Wrapper
+
+from faults.case import Outcome, attempt, case, name_of, told
+from faults.envs import TinyEnv, raising
+from faults.libraries import Library
+
+
+@case(
+    "K1",
+    "the traceback of an exception in a worker",
+    "tests/test_faults.py::test_this_process_reports_like_a_worker",
+    "tests/test_fault_matrix.py::test_a_fault",
+)
+def traceback_of_a_worker(library: Library) -> Outcome:
+    vec = library.make([partial(TinyEnv, 0), partial(TinyEnv, 1, hook=raising(1))])
+    vec.reset()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _, error = attempt(vec.step)
+    line = 'raise ValueError("bad torque")'
+    if line in told(error):
+        return Outcome("in the exception", True)
+    if any(line in str(warning.message) for warning in caught):
+        return Outcome("in warnings", True)
+    return Outcome("on the worker's stderr at most", False)
+
+
+def wrapped(env_id: int) -> Any:
+    return Wrapper(Wrapper(TinyEnv(env_id)))
+
+
+@case(
+    "K3",
+    "`set_attr` through a wrapper, with a list of as many values as environments",
+    "tests/test_gymnasium.py::test_attributes_are_set_where_they_exist",
+    "tests/test_sb3.py::test_attributes_and_methods",
+    not_yet="both interfaces do here what the class that they replace does",
+)
+def set_attribute(library: Library) -> Outcome:
+    vec = library.make([partial(wrapped, i) for i in range(2)], "fork")
+    vec.reset()
+    vec.set_attribute("goal", [7, 8])
+    read, base = vec.attribute("goal"), vec.call("base_goal")
+    return Outcome(f"reads {read[0]} and {read[1]}, base has {base[0]} and {base[1]}", base == [[7, 8], [7, 8]])
+
+
+@case(
+    "K4",
+    "the same environments in this process, for a debugger",
+    "tests/test_engine.py::test_every_space_and_info_is_the_same_in_workers",
+    not_yet="a prefix on the lines that workers print",
+)
+def in_process(library: Library) -> Outcome:
+    if not library.ours:
+        return Outcome("another class", False)
+    vec, other = (library.make([partial(TinyEnv, i) for i in range(2)], "fork", workers=n) for n in (0, 2))
+    vec.reset()
+    other.reset()
+    here = vec.call("pid") == [os.getpid()] * 2
+    equal = repr(vec.step()[:3]) == repr(other.step()[:3])
+    return Outcome("an option, with the same results" if here and equal else "differs", here and equal)
+
+
+class Sick(TinyEnv):
+    """Observes NaN in its 7th step."""
+
+    def observe(self) -> Any:
+        return np.array([self.env_id, np.nan if self.count == 7 and self.env_id == 3 else self.count], np.float32)
+
+
+@case(
+    "K5",
+    "NaN in an observation: which environment, which step, after which action",
+    "tests/core/test_nans.py::test_the_first_one_is_named",
+)
+def not_a_number(library: Library) -> Outcome:
+    env_fns = [partial(Sick, i) for i in range(4)]
+    vec, refused = attempt(library.make, env_fns, "fork", check_nan=True)
+    how = "check_nan=True"
+    if refused:
+        how, vec = "passed on", library.make(env_fns, "fork")
+        if library.sb3:
+            from stable_baselines3.common.vec_env import VecCheckNan
+
+            how, vec.raw = "VecCheckNan", VecCheckNan(vec.raw, raise_exception=True)
+    vec.reset()
+    error = None
+    for _ in range(7):
+        _, error = attempt(vec.step, np.full(4, 2))
+        if error:
+            break
+    text = told(error)
+    wanted = {"env": "env 3" in text, "step": "7" in text, "action": "action" in text and "2" in text}
+    missing = [what for what, there in wanted.items() if not there]
+    if error is None:
+        return Outcome("passed on", False)
+    return Outcome(f"{how} {name_of(error)}" + (f", without {', '.join(missing)}" if missing else ""), not missing)
