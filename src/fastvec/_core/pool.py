@@ -114,7 +114,8 @@ class WorkerPool:
                 spins=config.workers_spin,
                 payload=payload,
             )
-            self._inits.append(init)
+            if config.restart:
+                self._inits.append(init)
             self.workers.append(self._start_one(init, deadline))
 
     def _start_one(self, init: WorkerInit, deadline: float | None) -> WorkerHandle:

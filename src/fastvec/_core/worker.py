@@ -8,6 +8,7 @@ It imports NumPy and what its environments need, nothing else: no framework, not
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import os
 import pickle
@@ -95,6 +96,7 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
     """Build the environments, report them, serve commands until told to close."""
     message = channel.receive()
     init = init or pickle.loads(message)
+    del message
     stack_fd, *lifelines = channel.take_fds()
     write_stacks_to(stack_fd)
     if lifelines:
@@ -103,6 +105,8 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
     try:
         notes = _settle(init)
         env_fns, adapter, reset_options = _payload(init)
+        # Factories may hold much data: what they travelled as is not kept beside them.
+        init = dataclasses.replace(init, payload=b"")
         with _blaming_set_up("constructor"):
             adapter.set_up()
         envs = build_envs(env_fns, init.env_ids, adapter)
