@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -70,6 +71,9 @@ MARKS = {True: "✓", False: "✗", None: "n/a"}
 #: Not an outcome but a mistake in a reproduction.
 BROKEN = "BROKEN REPRODUCTION"
 
+#: The journals of the reproductions that run, by the leaders of their sessions.
+RUNNING: dict[int, Path] = {}
+
 Results = dict[tuple[str, str], Outcome]
 
 
@@ -89,11 +93,11 @@ def measure(task: tuple[Case, str]) -> Outcome:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            RUNNING[process.pid] = journal
             try:
                 outcome = watch(process, journal)
             finally:
-                for leader in (process.pid, *sessions(journal)):
-                    kill_session(leader)
+                clean_up(process.pid)
                 process.wait()
         if outcome is None:
             shown = (Path(folder) / "output").read_text(errors="replace")
@@ -102,9 +106,21 @@ def measure(task: tuple[Case, str]) -> Outcome:
         return outcome
 
 
-def sessions(journal: Path) -> list[int]:
-    """The leaders of those that the reproduction has begun."""
-    return [entry["session"] for entry in map(json.loads, journal.read_text().splitlines()) if "session" in entry]
+def clean_up(leader: int) -> None:
+    """End what a reproduction and the sessions that it has begun have left behind."""
+    journal = RUNNING.pop(leader)
+    entries = map(json.loads, journal.read_text().splitlines())
+    for session in (leader, *(entry["session"] for entry in entries if "session" in entry)):
+        kill_session(session)
+
+
+def end(*_: object) -> None:
+    """On SIGTERM or Ctrl-C: leave nothing behind."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    for leader in list(RUNNING):
+        clean_up(leader)
+    os._exit(1)
 
 
 def watch(process: subprocess.Popen[bytes], journal: Path) -> Outcome | None:
@@ -243,6 +259,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.child:
         child(*arguments.child)
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
     every = sorted((case for case in CASES.values() if case.run), key=lambda case: (case.entry[0], int(case.entry[1:])))
     cases = every if arguments.only is None else [CASES[entry] for entry in arguments.only]
     results = load(arguments.json)
