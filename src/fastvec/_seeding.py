@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from gymnasium import Space
 
 from fastvec.errors import ConfigError
 
-__all__ = ["Seeding", "Seeds", "action_seed", "check_seeding", "seeds_of"]
+__all__ = ["Seeding", "Seeds", "action_seed", "check_seeding", "seed_actions", "seeds_of"]
 
 Seeds: TypeAlias = "int | Sequence[int | None] | None"
 Seeding: TypeAlias = 'Literal["sequential", "spawn"]'
@@ -57,6 +58,13 @@ def seeds_of(seed: Any, num_envs: int, seeding: Seeding = "sequential") -> list[
 def action_seed(seed: int, num_envs: int) -> int:
     """A seed for action spaces, independent of those that ``"spawn"`` gives to the environments."""
     return _word(np.random.SeedSequence(seed).spawn(num_envs + 1)[-1])
+
+
+def seed_actions(seed: Any, num_envs: int, seeding: Seeding, *action_spaces: Space[Any]) -> None:
+    """Seed action spaces where one number is given for everything and ``"spawn"`` is asked for."""
+    if seeding == "spawn" and isinstance(seed, (int, np.integer)):
+        for space in action_spaces:
+            space.seed(action_seed(int(seed), num_envs))
 
 
 def _word(sequence: np.random.SeedSequence) -> int:

@@ -27,7 +27,7 @@ from fastvec._core.factories import check_factories
 from fastvec._core.layout import StepFlag
 from fastvec._core.options import check_options
 from fastvec._core.structure import Leaf, leaves
-from fastvec._seeding import Seeding, Seeds, action_seed, check_seeding, seeds_of
+from fastvec._seeding import Seeding, Seeds, check_seeding, seed_actions, seeds_of
 from fastvec._spaces import registered_specs
 from fastvec._vector_adapter import VectorAdapter
 from fastvec._vector_infos import vectorize_infos
@@ -194,9 +194,7 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         batches.check_idle(self._engine.state, "reset_async")
         options, mask = batches.split_options(options, self.num_envs)
         arguments = [{"seed": one, "options": options} for one in seeds_of(seed, self.num_envs, self._seeding)]
-        if self._seeding == "spawn" and isinstance(seed, (int, np.integer)):
-            for space in (self.action_space, self.single_action_space):
-                space.seed(action_seed(int(seed), self.num_envs))
+        seed_actions(seed, self.num_envs, self._seeding, self.action_space, self.single_action_space)
         self._engine.send_reset(arguments, mask)
         self._ended[slice(None) if mask is None else mask] = False
 

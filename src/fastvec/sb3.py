@@ -30,7 +30,7 @@ from fastvec._core.factories import check_factories
 from fastvec._core.layout import StepFlag
 from fastvec._core.options import check_options
 from fastvec._sb3_adapter import Sb3Adapter
-from fastvec._seeding import Seeding, Seeds, action_seed, check_seeding, seeds_of
+from fastvec._seeding import Seeding, Seeds, check_seeding, seed_actions, seeds_of
 from fastvec._spaces import registered_specs
 from fastvec.errors import ConfigError
 
@@ -174,8 +174,7 @@ class SharedMemVecEnv(VecEnv):
         if seed is None:
             seed = super().seed()[0]
         self._seeds = seeds_of(seed, self.num_envs, self._seeding)
-        if self._seeding == "spawn" and isinstance(seed, (int, np.integer)):
-            self.action_space.seed(action_seed(int(seed), self.num_envs))
+        seed_actions(seed, self.num_envs, self._seeding, self.action_space)
         return self._seeds
 
     def step_async(self, actions: Any) -> None:

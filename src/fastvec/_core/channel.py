@@ -13,7 +13,7 @@ import socket
 import struct
 import time
 
-__all__ = ["Channel", "Gone", "wait_for"]
+__all__ = ["Channel", "Gone", "deadline_after", "remaining", "wait_for"]
 
 _HEADER = struct.Struct("<Q")
 _CHUNK = 1 << 20
@@ -22,6 +22,11 @@ _MAX_FDS = 8
 
 class Gone(Exception):
     """The other side has closed the channel or died."""
+
+
+def deadline_after(seconds: float | None) -> float | None:
+    """The time of the monotonic clock after some seconds, None for never."""
+    return None if seconds is None else time.monotonic() + seconds
 
 
 def remaining(deadline: float | None) -> float | None:

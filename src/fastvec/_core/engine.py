@@ -24,7 +24,6 @@ in a call does not.
 from __future__ import annotations
 
 import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
@@ -34,12 +33,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastvec._core.actions import check_actions
+from fastvec._core.channel import deadline_after
 from fastvec._core.config import EngineConfig
 from fastvec._core.results import ResetResult, StepResult
 from fastvec._core.structure import EnvDescription
 from fastvec.errors import BrokenError, CallError, ClosedError
 
-__all__ = ["PENDING", "Call", "CallOutcome", "Engine", "EngineState", "Reset", "deadline_after"]
+__all__ = ["PENDING", "Call", "CallOutcome", "Engine", "EngineState", "Reset"]
 
 
 class EngineState(Enum):
@@ -272,8 +272,3 @@ class Engine(ABC):
                 f"{what} is not possible in this process ({os.getpid()}), a forked child of the one that made these "
                 "environments: make others here"
             )
-
-
-def deadline_after(seconds: float | None) -> float | None:
-    """The time of the monotonic clock after some seconds, None for never."""
-    return None if seconds is None else time.monotonic() + seconds

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastvec._core.channel import Channel, Gone, remaining, wait_for
+from fastvec._core.channel import Channel, Gone, deadline_after, remaining, wait_for
 from fastvec._core.config import EngineConfig
 from fastvec._core.factories import modules_in, pickle_payload, strings_in
 from fastvec._core.forkserver import ForkServer, ServerKey
@@ -75,7 +75,7 @@ class WorkerPool:
         self.workers: list[WorkerHandle] = []
         self._inits: list[WorkerInit] = []
         self.views: BatchViews | None = None
-        deadline = None if config.start_timeout is None else time.monotonic() + config.start_timeout
+        deadline = deadline_after(config.start_timeout)
         try:
             if sys.platform != "win32":
                 self._lifeline = LifeLine()
@@ -253,7 +253,7 @@ class WorkerPool:
         if grace:
             self._ask(old)
         self._end([old], grace)
-        deadline = None if self._config.start_timeout is None else time.monotonic() + self._config.start_timeout
+        deadline = deadline_after(self._config.start_timeout)
         worker = self.workers[index] = self._start_one(self._inits[index], deadline)
         (report,) = self._gather([worker], deadline)
         difference = self._adapter.difference(self.description, report[0])

@@ -14,9 +14,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from fastvec._core.channel import Gone
+from fastvec._core.channel import Gone, deadline_after
 from fastvec._core.config import AutoresetMode, EngineConfig
-from fastvec._core.engine import Call, CallOutcome, Engine, EngineState, Reset, deadline_after
+from fastvec._core.engine import Call, CallOutcome, Engine, EngineState, Reset
 from fastvec._core.handle import WorkerHandle, death_of
 from fastvec._core.lineage import close_in_children
 from fastvec._core.pool import WorkerPool
@@ -178,7 +178,7 @@ class ProcessEngine(Engine):
                     for place, result in zip(self._places[worker.index], value, strict=True):
                         results[place] = result
             self._outcome = CallOutcome(results, failure)
-            self._replies.missing.pop(worker.index, None)
+            self._replies.done(worker)
         self._replace_lost()
         return self._outcome
 
@@ -267,7 +267,7 @@ class ProcessEngine(Engine):
         if not self._config.restart:
             self._break(error)
         self._lost[worker.index] = error
-        self._replies.missing.pop(worker.index, None)
+        self._replies.done(worker)
 
     def _replace_lost(self) -> None:
         """Have other workers in the place of those that were lost, with environments reset."""

@@ -83,7 +83,7 @@ class Replies:
 
     def done(self, worker: WorkerHandle) -> None:
         """The reply of a worker is in its place, or will never come."""
-        del self.missing[worker.index]
+        self.missing.pop(worker.index, None)
 
     def timeout(self, name: str, seconds: float | None) -> WorkerTimeoutError:
         """The error that says whose replies are missing, and where these workers are."""

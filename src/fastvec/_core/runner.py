@@ -121,15 +121,11 @@ class EnvRunner:
         self._rewards = views.rewards[rows].data
         self._flags = views.flags[rows].data
         self._infos = InfoWriter(views.info_codes[rows], views.info_cells[rows], freeze)
-        self._observations = ObservationWriter(
-            self._tree, [a if a is None else a[rows] for a in views.observations], unsafe_casts=unsafe_casts
-        )
+        observations = [a if a is None else a[rows] for a in views.observations]
+        self._observations = ObservationWriter(self._tree, observations, unsafe_casts=unsafe_casts)
         self._write = self._observations.writer()
         self._finals = [a if a is None else a[rows] for a in views.finals]
-        self._nans = None
-        if check_nan:
-            observations = [a if a is None else a[rows] for a in views.observations]
-            self._nans = NanGuard(list(leaves(self._tree)), observations, views.rewards[rows])
+        self._nans = NanGuard(list(leaves(self._tree)), observations, views.rewards[rows]) if check_nan else None
 
     def reset(self, rows: Iterable[int], arguments: Iterable[Mapping[str, Any]], ended: bool = False) -> StepNews:
         """Reset some environments, each with its keyword arguments; see :class:`ResetRequest`."""
