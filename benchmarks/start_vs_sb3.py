@@ -27,7 +27,7 @@ if __name__ == "__main__":
     venv = make_vec_env(sys.argv[1], n_envs=int(sys.argv[2]), vec_env_cls=cls, vec_env_kwargs=options)
     venv.reset()
     seconds = time.perf_counter() - started
-    handles = venv.processes if cls is SubprocVecEnv else [worker.process for worker in venv._engine._workers]
+    handles = venv.processes if cls is SubprocVecEnv else [worker.process for worker in venv._engine._pool.workers]
     private = [psutil.Process(handle.pid).memory_full_info().uss / 2**20 for handle in handles]
     everything = sum(c.memory_full_info().uss for c in psutil.Process().children(recursive=True)) / 2**20
     print(json.dumps({"seconds": seconds, "private": private, "everything": everything}))

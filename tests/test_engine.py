@@ -474,7 +474,7 @@ def test_idle_workers_use_no_time(options):
 
     engine = make_engine([functools.partial(CountingEnv, i) for i in range(2)], **options)
     reset(engine)
-    processes = [psutil.Process(worker.process.pid) for worker in engine._workers]
+    processes = [psutil.Process(worker.process.pid) for worker in engine._pool.workers]
 
     def used():
         before = [sum(p.cpu_times()[:2]) for p in processes]

@@ -80,7 +80,7 @@ def test_a_worker_killed_while_idle_is_reported_at_the_next_use():
     """SIGKILL from outside between two steps."""
     engine = make_engine([functools.partial(CountingEnv, i) for i in range(4)])
     reset(engine)
-    os.kill(engine._workers[1].process.pid, signal.SIGKILL)
+    os.kill(engine._pool.workers[1].process.pid, signal.SIGKILL)
     with pytest.raises(errors.WorkerDiedError, match=r"worker 1 \(pid \d+, envs 2 to 3\) died during step"):
         step(engine)
     engine.close()
@@ -202,7 +202,7 @@ engine = make_engine(
     [functools.partial(FaultyEnv, i, "step", {how!r}) for i in range(4)], start_method={method!r}, close_timeout=1.0
 )
 reset(engine)
-print(*(worker.process.pid for worker in engine._workers), flush=True)
+print(*(worker.process.pid for worker in engine._pool.workers), flush=True)
 {rest}
 """
 
@@ -333,7 +333,7 @@ def test_a_dead_fork_server_is_survived():
     """Workers outlive the server that forked them; the engine goes on and closes."""
     engine = make_engine([functools.partial(CountingEnv, i) for i in range(2)], start_method="forkserver")
     reset(engine)
-    os.kill(engine._pool._server._process.pid, signal.SIGKILL)
+    os.kill(engine._pool._starter._server._process.pid, signal.SIGKILL)
     engine.send(np.zeros(2, np.int64))
     assert engine.recv().rewards.tolist() == [1, 1]
     engine.close()
@@ -343,7 +343,7 @@ def test_a_ring_that_comes_late_is_not_taken_for_the_next_reply():
     """A worker that is kept from running between its reply and its ring: every later step is still its own."""
     engine = make_engine([functools.partial(CountingEnv, i) for i in range(2)], num_workers=1)
     reset(engine)
-    (worker,) = engine._workers
+    (worker,) = engine._pool.workers
     for count in range(1, 40):
         engine.send(np.zeros(2, np.int64))
         if count % 5 == 0:

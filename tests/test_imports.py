@@ -19,13 +19,15 @@ MAX_LINES = 340
 FLOORS = [
     # no process, no handle
     "_core errors _core.topology _core.options _core.start_method _core.config _core.structure _core.layout "
-    "_core.infos _core.observations _core.actions _core.nans",
+    "_core.infos _core.observations _core.actions _core.nans _core.moving",
     # one thing of the operating system each, and what is said over it
-    "_core.channel _core.shm _core.sync _core.lineage _core.stacks _core.protocol",
+    "_core.channel _core.shm _core.sync _core.lineage _core.stacks _core.pickles _core.failures _core.protocol",
     # inside one process, or one process
-    "_core.runner _core.worker _core.factories _core.launch _core.forkserver",
+    "_core.building _core.returns _core.surroundings _core.runner _core.worker _core.factories _core.launch "
+    "_core.forkserver",
     # the parent
-    "_core.handle _core.replies _core.restarts _core.pool _core.results _core.engine _core.processes _core.serial "
+    "_core.handle _core.replies _core.restarts _core.recycling _core.starter _core.pool _core.results _core.engine "
+    "_core.crew _core.processes _core.serial "
     "_core.engines",
     # one module a framework
     "_spaces _env_access _sb3_adapter _baselines_adapter _seeding _vector_adapter _vector_infos _vector_batches "

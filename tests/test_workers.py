@@ -347,7 +347,7 @@ def test_an_idle_worker_of_make_vec_env_is_small():
 
     venv = make_vec_env("BipedalWalker-v3", n_envs=4, vec_env_cls=SharedMemVecEnv, vec_env_kwargs={"num_workers": 2})
     venv.reset()
-    for worker in venv._engine._workers:
+    for worker in venv._engine._pool.workers:
         memory = psutil.Process(worker.process.pid).memory_full_info()
         print(memory.uss)
     venv.close()
@@ -428,7 +428,7 @@ def test_closing_gives_the_memory_back_while_others_live():
 
     first = make_engine([functools.partial(CountingEnv, 0)])
     second = make_engine([functools.partial(CountingEnv, 0)])
-    assert mapped(second._workers[0].process.pid) == 1
+    assert mapped(second._pool.workers[0].process.pid) == 1
     first.close()
     second.close()
 
@@ -449,7 +449,7 @@ def test_what_environments_start_ends_with_their_worker(method, ending):
     engine = make_engine([StartsProcessEnv] * 2, num_workers=1, start_method=method)
     children = engine.call("get_attr", get_attr, "child_pid", env_ids=[0, 1])
     if ending == "SIGKILL":
-        os.kill(engine._workers[0].process.pid, signal.SIGKILL)
+        os.kill(engine._pool.workers[0].process.pid, signal.SIGKILL)
         with pytest.raises(errors.WorkerDiedError):
             engine.call("get_attr", get_attr, "child_pid", env_ids=[0])
     engine.close()

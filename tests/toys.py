@@ -339,3 +339,40 @@ class KilledOnceEnv(SampledEnv):
                 pass
             fail("SIGKILL")
         return super().step(action)
+
+
+class StreamEnv(gymnasium.Env):
+    """Draws observations, rewards and lengths of episodes from its own generator, and remembers nothing else."""
+
+    def __init__(self, kind: str = "box", env_id: int = 0) -> None:
+        box = spaces.Box(0, 1, (2,), np.float32)
+        self.observation_space = {
+            "box": box,
+            "text": spaces.Text(6),
+            "dict": spaces.Dict({"box": box, "text": spaces.Text(6)}),
+        }[kind]
+        self.action_space = spaces.Discrete(3)
+        self.kind, self.env_id = kind, env_id
+
+    def observe(self):
+        box = self.np_random.random(2, np.float32)
+        text = str(self.np_random.integers(10**5))
+        return {"box": box, "text": text, "dict": {"box": box, "text": text}}[self.kind]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 6))
+        info = {"first": self.np_random.random(), "options": options} if self.np_random.random() < 0.7 else {}
+        return self.observe(), info
+
+    def step(self, action):
+        self.left -= 1
+        info: dict[str, Any] = {"drawn": self.np_random.random(), "action": action}
+        if self.np_random.random() < 0.3:
+            info["text"] = "now and then"
+        done = self.left == 0
+        truncated = done and self.np_random.random() < 0.5
+        return self.observe(), self.np_random.random(), done and not truncated, truncated, info
+
+    def pid(self):
+        return os.getpid()

@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from fastvec._core.protocol import dumps_home
+from fastvec._core.pickles import dumps_home
 from fastvec._core.structure import TupleNode, lookup
 from fastvec._spaces import GymnasiumAdapter, Spaces, tree_of
 from fastvec.errors import EnvError, ObservationError

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from fastvec._core.protocol import dumps, dumps_home
+from fastvec._core.pickles import dumps, dumps_home
 from fastvec._core.structure import ArraySpec, DictNode, EnvDescription, Leaf, Node, Path, TupleNode
 from fastvec.errors import SpaceMismatchError
 

@@ -9,7 +9,7 @@ from typing import Any
 from gymnasium import spaces
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 
-from fastvec._core.protocol import dumps_home
+from fastvec._core.pickles import dumps_home
 from fastvec._core.structure import EnvDescription
 from fastvec._spaces import GymnasiumAdapter, Spaces, tree_of
 from fastvec.errors import SpaceMismatchError

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from fastvec._core.engine import PENDING, EngineState
-from fastvec._core.protocol import dumps
+from fastvec._core.pickles import dumps
 from fastvec._core.structure import DictNode, Leaf, Node
 from fastvec.errors import ActionError, ConfigError
 

@@ -72,6 +72,8 @@ class SharedMemVecEnv:
         watchdog: Seconds of waiting after which the logger ``fastvec`` warns, with the stacks of who does not answer.
         on_failure: ``"restart"`` replaces a worker that dies, exceeds ``step_timeout`` or raises, instead of raising.
         max_restarts, restart_window: At most so many replacements within so many seconds.
+        max_episodes_per_worker, max_worker_rss: After so many episodes, or from so many bytes of resident memory on, a
+            worker is followed by a new one, without an effect on the data; None for never.
         worker_env: Environment variables for the workers, or a function of the worker's index that returns them.
         preload: Modules to import once in the fork server, besides those that the factories refer to.
         reward_dtype: Floating dtype of the rewards: float64 as ``SubprocVecEnv`` makes of Python's floats.

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as npst
 
 from fastvec._core.infos import EMPTY, MAX_SCHEMAS, WHOLE, InfoReader, InfoSchema, InfoWriter
 from fastvec._core.layout import INFO_CELLS
-from fastvec._core.protocol import freeze
+from fastvec._core.pickles import freeze
 from fastvec.errors import InfoError
 
 property_test = settings(deadline=None, database=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])

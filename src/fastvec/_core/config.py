@@ -53,6 +53,8 @@ class EngineConfig:
         watchdog: Seconds of waiting after which a line is logged that says whom for; None for never.
         restart: Whether a worker that dies, hangs or raises is replaced.
         max_restarts: How many replacements there may be within ``restart_window`` seconds.
+        max_episodes_per_worker: How many episodes a worker's environments begin before another worker takes them over.
+        max_worker_rss: From how many bytes of resident memory on another worker does.
         worker_env: Environment variables of each worker.
         preload: Modules that a fork server imports once for all its workers, besides those found by itself.
         workers_spin: Whether a worker may look for its next command for a moment before it sleeps: only where each can
@@ -78,6 +80,8 @@ class EngineConfig:
     restart: bool = False
     max_restarts: int = 10
     restart_window: float = 300.0
+    max_episodes_per_worker: int | None = None
+    max_worker_rss: int | None = None
     worker_env: tuple[Mapping[str, str], ...] = field(default=(), repr=False)
     worker_env_is_shared: bool = True
     preload: tuple[str, ...] = ()
@@ -109,6 +113,8 @@ class EngineConfig:
         on_failure: str = "raise",
         max_restarts: int = 10,
         restart_window: float = 300.0,
+        max_episodes_per_worker: int | None = None,
+        max_worker_rss: int | None = None,
         worker_env: WorkerEnv = None,
         preload: Sequence[str] = (),
         unsafe_casts: bool = False,
@@ -134,8 +140,14 @@ class EngineConfig:
         _check_count("max_restarts", max_restarts, least=0)
         if restart_window is None:
             raise ConfigError("restart_window must be a number of seconds, got None")
-        if threads_per_worker is not None:
-            _check_count("threads_per_worker", threads_per_worker, least=1)
+        for name, count in (
+            ("threads_per_worker", threads_per_worker),
+            ("max_episodes_per_worker", max_episodes_per_worker),
+            ("max_worker_rss", max_worker_rss),
+        ):
+            if count is not None:
+                _check_count(name, count, least=1)
+        _check_recycling(workers, max_episodes_per_worker, max_worker_rss)
         for name, seconds in (
             ("start_timeout", start_timeout),
             ("reset_timeout", reset_timeout),
@@ -165,6 +177,8 @@ class EngineConfig:
             restart=_resolve_restart(on_failure, workers),
             max_restarts=max_restarts,
             restart_window=restart_window,
+            max_episodes_per_worker=max_episodes_per_worker,
+            max_worker_rss=max_worker_rss,
             worker_env=_resolve_worker_env(worker_env, workers),
             worker_env_is_shared=not callable(worker_env),
             preload=tuple(preload),
@@ -175,6 +189,11 @@ class EngineConfig:
             autoreset_mode=autoreset_mode,
             copy=copy,
         )
+
+    @property
+    def recycles(self) -> bool:
+        """Whether workers are followed by others between episodes."""
+        return self.max_episodes_per_worker is not None or self.max_worker_rss is not None
 
     def slices(self) -> list[range]:
         """The environments of each worker: contiguous ranges whose sizes differ by at most 1."""
@@ -240,6 +259,14 @@ def _resolve_restart(on_failure: str, num_workers: int) -> bool:
     if on_failure == "restart" and not num_workers:
         raise ConfigError("on_failure='restart' needs workers that can be replaced: num_workers=0 has none")
     return on_failure == "restart"
+
+
+def _check_recycling(num_workers: int, max_episodes: int | None, max_rss: int | None) -> None:
+    for name, value in (("max_episodes_per_worker", max_episodes), ("max_worker_rss", max_rss)):
+        if value is not None and not num_workers:
+            raise ConfigError(f"{name}={value} needs workers that can be replaced: num_workers=0 has none")
+    if max_rss is not None and not os.path.exists("/proc/self/statm"):
+        raise ConfigError("max_worker_rss needs /proc, which this system does not have: use max_episodes_per_worker")
 
 
 def _resolve_worker_env(worker_env: WorkerEnv, num_workers: int) -> tuple[Mapping[str, str], ...]:

@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fastvec._core.protocol import WorkerPayload, dumps
+from fastvec._core.pickles import dumps
+from fastvec._core.protocol import WorkerPayload
 from fastvec.errors import FactoryError
 
 __all__ = ["check_factories", "modules_in", "pickle_payload", "strings_in"]

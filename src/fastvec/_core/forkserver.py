@@ -220,7 +220,7 @@ def _runs(pid: int, sentinel: int | None) -> bool:
 
 def serve(sock: socket.socket) -> None:
     """Run a server in this process, until the program closes its end."""
-    from fastvec._core.worker import start_signals
+    from fastvec._core.surroundings import start_signals
 
     start_signals()
     channel = Channel(sock)

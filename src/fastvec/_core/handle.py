@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import time
 from collections.abc import Sequence
 
-from fastvec._core.channel import Channel
+from fastvec._core.channel import Channel, Gone
 from fastvec._core.launch import EXIT_UNKNOWN, WorkerProcess, wait_for_exit
 from fastvec._core.layout import BatchViews
 from fastvec._core.lineage import end_group
-from fastvec._core.protocol import REPLY_NUMBER
+from fastvec._core.protocol import REPLY_NUMBER, Opcode
 from fastvec._core.stacks import StackFile
 from fastvec._core.sync import Bell, ChannelBell, SemaphoreBell
 from fastvec.errors import WorkerDiedError
 
-__all__ = ["WorkerHandle", "death_of", "waiting_for"]
+__all__ = ["WorkerHandle", "death_of", "end_workers", "waiting_for"]
 
 #: Seconds that a worker may be kept from running between writing its reply and ringing for it.
 _RING_PATIENCE = 0.2
+
+#: After SIGTERM, and again after SIGKILL, this long for a worker to be gone.
+_KILL_GRACE = 1.0
 
 #: Of so many workers the stacks are shown where several do not answer.
 _MOST_STACKS = 3
@@ -27,11 +32,16 @@ class WorkerHandle:
     """One worker as its parent sees it. The pool owns what it refers to.
 
     Attributes:
+        index: Which slice of the environments it has; a successor has the same.
+        slot: Which rows of the block it has.
         sequence: Number of the last command sent.
     """
 
-    def __init__(self, index: int, env_ids: range, process: WorkerProcess, channel: Channel, stacks: StackFile) -> None:
-        self.index, self.env_ids, self.process, self.channel = index, env_ids, process, channel
+    def __init__(
+        self, index: int, slot: int, env_ids: range, process: WorkerProcess, channel: Channel, stacks: StackFile
+    ) -> None:
+        self.index, self.slot, self.env_ids = index, slot, env_ids
+        self.process, self.channel = process, channel
         self.sequence = 0
         self.stacks = stacks
         self.released = False
@@ -43,13 +53,13 @@ class WorkerHandle:
     def attach(self, views: BatchViews, *, with_semaphores: bool) -> None:
         """Take up this worker's rows of the shared block."""
         # A worker that had this place before may have left anything in its rows.
-        views.commands[self.index] = views.replies[self.index] = 0
-        self._command = views.commands[self.index].data
-        self.reply = views.replies[self.index].data
+        views.commands[self.slot] = views.replies[self.slot] = 0
+        self._command = views.commands[self.slot].data
+        self.reply = views.replies[self.slot].data
         self.channel.expects_fds = False
-        self._mailbox = views.mailbox[self.index].data
+        self._mailbox = views.mailbox[self.slot].data
         if with_semaphores:
-            command, reply = SemaphoreBell(views.bells[self.index, 0]), SemaphoreBell(views.bells[self.index, 1])
+            command, reply = SemaphoreBell(views.bells[self.slot, 0]), SemaphoreBell(views.bells[self.slot, 1])
             command.initialize()
             reply.initialize()
             self.command_bell, self.reply_bell = command, reply
@@ -68,6 +78,16 @@ class WorkerHandle:
         self.channel.close()
         self.process.release()
         self.stacks.close()
+
+    def ask_to_close(self) -> None:
+        """Tell the worker to close its environments and end; does not wait."""
+        if self.released:
+            return
+        with contextlib.suppress(Gone, TimeoutError, OSError):
+            if hasattr(self, "command_bell"):
+                self.command(Opcode.CLOSE)
+            else:
+                self.channel.close()
 
     def command(self, opcode: int, code: int = 0) -> None:
         """Give the worker something to do; what does not fit in a row follows on the channel."""
@@ -122,6 +142,23 @@ class WorkerHandle:
             if REPLY_NUMBER.unpack_from(message)[0] == self.sequence:
                 return message[REPLY_NUMBER.size :]
             self.channel.drop()  # of an earlier reply, whose receiver was interrupted before it dropped it
+
+
+def end_workers(workers: Sequence[WorkerHandle], grace: float) -> None:
+    """Wait for workers to end, for some seconds; then terminate them, then kill them, and release them."""
+    deadline = time.monotonic() + grace
+    workers = [worker for worker in workers if not worker.released]
+    running: list[WorkerProcess] = [worker.process for worker in workers]
+    while running and time.monotonic() < deadline:
+        for worker in workers:  # a worker may be stuck in sending what nobody wants any more
+            worker.channel.discard()
+        running = wait_for_exit(running, min(0.05, max(0.0, deadline - time.monotonic())))
+    for signal_number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
+        for process in running:
+            process.kill(signal_number)
+        running = wait_for_exit(running, _KILL_GRACE) if running else running
+    for worker in workers:
+        worker.release()
 
 
 def waiting_for(workers: Sequence[WorkerHandle], *, with_stacks: bool = True) -> str:

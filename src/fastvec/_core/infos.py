@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -283,13 +283,20 @@ class InfoReader:
         """Take note of schemas that the writer announced."""
         self._schemas.update((schema.number, schema) for schema in schemas)
 
-    def read(self, rests: dict[int, Any]) -> list[dict[Any, Any]]:
-        """All infos of the slice, fresh.
+    def read(self, rests: dict[int, Any], rows: Collection[int] | None = None) -> list[dict[Any, Any]]:
+        """All infos of the slice, fresh, or those of some rows.
 
         Args:
             rests: Frozen rests by row.
+            rows: Those that this reader's writer has written, where another has written the rest.
         """
         codes = self._codes.tolist()
+        if rows is not None:
+            infos = self._read([code if row in rows else EMPTY for row, code in enumerate(codes)], rests)
+            return [info for row, info in enumerate(infos) if row in rows]
+        return self._read(codes, rests)
+
+    def _read(self, codes: list[int], rests: dict[int, Any]) -> list[dict[Any, Any]]:
         first = codes[0]
         if first >= 0 and codes.count(first) == len(codes):
             infos = self._decode(first, self._cells)

@@ -67,7 +67,7 @@ class BatchLayout:
 
     Attributes:
         num_envs: How many environments there are.
-        num_workers: How many workers; 0 for environments in this process.
+        num_workers: How many workers there can be at a time, successors included; 0 for environments in this process.
         observations: One spec a leaf, None for leaves that travel as pickles.
         action: Spec of one action, None where actions travel as pickles.
     """

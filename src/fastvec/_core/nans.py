@@ -21,6 +21,9 @@ class NanGuard:
         leaves: The leaves of an observation.
         rows: One ``(k, *shape)`` array a leaf, None for leaves that travel as objects, which are not looked at.
         rewards: ``(k,) float64``.
+
+    Attributes:
+        seeds: The last seed of each row, or None.
     """
 
     def __init__(self, leaves: Sequence[Leaf], rows: Sequence[NDArray[Any] | None], rewards: NDArray[Any]) -> None:
@@ -31,7 +34,13 @@ class NanGuard:
             if array is not None and array.dtype.kind in "fc"
         ]
         self._steps = np.zeros(len(rewards), np.int64)
-        self._seeds: list[Any] = [None] * len(rewards)
+        self._watched = np.ones(len(rewards), bool)
+        self.seeds: list[Any] = [None] * len(rewards)
+
+    def watch(self, rows: Iterable[int]) -> None:
+        """Look at these rows only; others write the rest."""
+        self._watched[:] = False
+        self._watched[list(rows)] = True
 
     def after_reset(self, row: int, keywords: Mapping[str, Any]) -> None:
         """An environment was reset with keyword arguments.
@@ -41,7 +50,7 @@ class NanGuard:
         """
         self._steps[row] = 0
         if keywords.get("seed") is not None:
-            self._seeds[row] = keywords["seed"]
+            self.seeds[row] = keywords["seed"]
         for name, array in self._parts:
             self._check(name, array[row], "returned by reset()")
 
@@ -66,7 +75,9 @@ class NanGuard:
         for array in (self._rewards, *(part for _, part in self._parts)):
             finite = np.isfinite(array)
             if not finite.all():
-                return int(np.flatnonzero(~finite.reshape(len(finite), -1).all(axis=1))[0])
+                wrong = self._watched & ~finite.reshape(len(finite), -1).all(axis=1)
+                if wrong.any():
+                    return int(np.flatnonzero(wrong)[0])
         return None
 
     def complain(self, row: int, action: Any) -> None:
@@ -83,7 +94,7 @@ class NanGuard:
     def _when(self, row: int, action: Any, step: int) -> str:
         if step == 0:
             return "returned by the automatic reset()"
-        seed = "never seeded" if self._seeds[row] is None else f"last seeded with {self._seeds[row]}"
+        seed = "never seeded" if self.seeds[row] is None else f"last seeded with {self.seeds[row]}"
         return f"returned by step {step} of its episode ({seed}) with the action {action!r}"
 
     @staticmethod

@@ -54,6 +54,11 @@ class ObservationWriter:
 
         return write
 
+    def forget(self, row: int) -> None:
+        """Take back what was written last of a row that travels as objects."""
+        for key in [key for key in self.objects if key[1] == row]:
+            del self.objects[key]
+
     def exact(self, observation: Any) -> bool:
         """Whether the arrays can hold this observation with its very types: plain arrays of the declared dtypes."""
         values = list(lookup(observation, self._tree, "observation"))

@@ -29,6 +29,8 @@ class EngineOptions(TypedDict, total=False):
     on_failure: Literal["raise", "restart"]
     max_restarts: int
     restart_window: float
+    max_episodes_per_worker: int | None
+    max_worker_rss: int | None
     worker_env: WorkerEnv
     preload: Sequence[str]
     unsafe_casts: bool

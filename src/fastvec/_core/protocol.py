@@ -1,4 +1,4 @@
-"""What the parent and a worker say to each other, and how failures cross between them.
+"""What the parent and a worker say to each other.
 
 A worker's life::
 
@@ -12,48 +12,38 @@ A worker's life::
     ...
     Opcode.CLOSE          ── block ────▶     close environments, end
 
+Where a worker is recycled, its successor does all this beside it. From Opcode.RETIRE on the old one
+leaves its environments as their episodes end, and by Opcode.ADOPT the new one goes on with them.
+
 Every command has a sequence number and its reply repeats it, so a late reply is never taken for a
 later one. A worker has at most one command at a time.
 """
 
 from __future__ import annotations
 
-import io
-import operator
-import pickle
 import struct
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from types import FunctionType
 from typing import Any, NamedTuple, Protocol
-
-import cloudpickle
 
 from fastvec._core.config import AutoresetMode
 from fastvec._core.infos import InfoSchema
 from fastvec._core.options import ResetOptions
 from fastvec._core.structure import EnvDescription
-from fastvec.errors import EnvError
 
 __all__ = [
     "NO_NEWS",
     "REPLY_NUMBER",
     "Adapter",
+    "AdoptRequest",
     "CallRequest",
-    "EnvFailure",
     "Opcode",
-    "RemoteFailure",
     "ResetRequest",
     "Status",
     "StepNews",
     "WorkerInit",
     "WorkerPayload",
-    "dumps",
-    "dumps_home",
-    "freeze",
 ]
 
 
@@ -69,6 +59,8 @@ class Opcode(IntEnum):
     RESET = 3
     CALL = 4
     CLOSE = 5
+    RETIRE = 6  # a list of rows follows on the channel
+    ADOPT = 7
 
 
 class Status(IntEnum):
@@ -111,6 +103,8 @@ class WorkerInit:
 
     Attributes:
         worker: Its index.
+        slot: Its rows in the block's regions that have one a worker.
+        succeeds: Whether another worker steps its environments yet, and will leave them to it.
         env_ids: Its environments.
         environ: All environment variables to run with.
         sys_path: Where to import from.
@@ -127,6 +121,8 @@ class WorkerInit:
     """
 
     worker: int
+    slot: int
+    succeeds: bool
     env_ids: range
     environ: Mapping[str, str]
     sys_path: tuple[str, ...]
@@ -168,6 +164,18 @@ class CallRequest(NamedTuple):
     each: list[tuple[Any, ...]] | None = None
 
 
+class AdoptRequest(NamedTuple):
+    """Go on with environments that another worker has left, between two episodes.
+
+    Attributes:
+        left: What they take along, by row: see ``StepNews.left``.
+        at_once: Whether to reset them now; else the next step does, or another command.
+    """
+
+    left: dict[int, bytes]
+    at_once: bool
+
+
 class StepNews(NamedTuple):
     """What a step or a reset has to say beyond the arrays. Falsy parts are the common case.
 
@@ -177,6 +185,7 @@ class StepNews(NamedTuple):
         reset_infos: Frozen infos of the resets that happened, by row.
         finals: Frozen last observations by row, where the block does not hold them exactly.
         objects: Frozen values of the leaves that travel as pickles, by (leaf, row).
+        left: By row, the environments that this worker steps no more, with what their successors need; pickled.
     """
 
     schemas: list[InfoSchema]
@@ -184,134 +193,19 @@ class StepNews(NamedTuple):
     reset_infos: dict[int, Any]
     finals: dict[int, Any]
     objects: dict[tuple[int, int], Any]
+    left: dict[int, bytes]
+
+    def and_then(self, later: StepNews) -> StepNews:
+        """These news and those of a later command to the same worker, of which no row is in both."""
+        return StepNews(
+            self.schemas + later.schemas,
+            self.rests | later.rests,
+            self.reset_infos | later.reset_infos,
+            self.finals | later.finals,
+            self.objects | later.objects,
+            self.left | later.left,
+        )
 
 
 #: The news of an ordinary step: none. Compared by identity.
-NO_NEWS = StepNews([], {}, {}, {}, {})
-
-
-class EnvFailure(Exception):
-    """Internal: an environment (a global index, or None) raised ``error`` while doing ``command``."""
-
-    def __init__(self, env_index: int | None, command: str, error: BaseException) -> None:
-        super().__init__(env_index, command, error)
-        self.env_index, self.command, self.error = env_index, command, error
-
-
-#: Raising these in the parent would end the program silently, or a generator that happens to be around.
-_NOT_RERAISED = (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration)
-
-
-@dataclass(frozen=True)
-class RemoteFailure:
-    """An exception on its way to the parent.
-
-    Attributes:
-        env_index: Whose it is, or None.
-        command: What was being done.
-        type_name: The exception's type.
-        message: Its text.
-        traceback: The worker's traceback.
-        pickled: The exception itself, or None where it cannot be pickled.
-        worker: Index of the worker, or None in this process.
-        pid: Its process id.
-    """
-
-    env_index: int | None
-    command: str
-    type_name: str
-    message: str
-    traceback: str
-    pickled: bytes | None
-    worker: int | None
-    pid: int
-
-    @classmethod
-    def of(cls, failure: EnvFailure, worker: int | None, pid: int) -> RemoteFailure:
-        """Describe a failure; this itself never fails, whatever the exception is made of."""
-        error = failure.error
-        try:
-            pickled = None if isinstance(error, _NOT_RERAISED) else dumps_home(error)
-        except Exception:
-            pickled = None
-        try:
-            message = str(error)
-        except Exception:
-            message = "(its message cannot be shown)"
-        try:
-            text = "".join(traceback.format_exception(error))
-        except Exception:
-            text = "(its traceback cannot be shown)"
-        return cls(failure.env_index, failure.command, type(error).__qualname__, message, text, pickled, worker, pid)
-
-    def exception(self) -> BaseException:
-        """The exception to raise in the parent: the environment's own with an EnvError as cause, or that."""
-        who = "the worker's set-up" if self.env_index is None else f"env {self.env_index}"
-        where = "in this process" if self.worker is None else f"worker {self.worker}, pid {self.pid}"
-        cause = EnvError(
-            f"{who} ({where}) raised {self.type_name} in {self.command}: {self.message}\n\n{self.traceback}",
-            env_index=self.env_index,
-            worker=self.worker,
-            pid=self.pid,
-            command=self.command,
-            traceback=self.traceback,
-        )
-        if self.pickled is None:
-            return cause
-        try:
-            error = pickle.loads(self.pickled)
-        except Exception:
-            return cause
-        if not isinstance(error, BaseException):
-            return cause
-        error.__cause__ = cause
-        return error
-
-
-def dumps(value: Any, *, same_main: bool = False) -> bytes:
-    """Pickle for a worker; by value what is defined in ``__main__``, which workers do not import.
-
-    Args:
-        value: What to send.
-        same_main: Whether the receiver was forked from this process, and has its ``__main__``.
-    """
-    try:
-        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        if same_main or b"__main__" not in data:
-            return data
-    except Exception:
-        pass
-    return cloudpickle.dumps(value)  # type: ignore[no-any-return]
-
-
-def dumps_home(value: Any) -> bytes:
-    """Pickle for the program that this worker belongs to; by reference what that has defined in ``__main__``.
-
-    By value the program would get other classes than its own, or its own with the worker's attributes put over them.
-    """
-    try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except Exception:
-        buffer = io.BytesIO()
-        _HomePickler(buffer).dump(value)
-        return buffer.getvalue()
-
-
-class _HomePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    def reducer_override(self, obj: Any) -> Any:
-        if (
-            isinstance(obj, (type, FunctionType))
-            and obj.__module__ == "__main__"
-            and "<" not in obj.__qualname__  # neither <locals> nor <lambda>
-        ):
-            return _from_main, (obj.__qualname__,)
-        return super().reducer_override(obj)
-
-
-def _from_main(qualname: str) -> Any:
-    return operator.attrgetter(qualname)(sys.modules["__main__"])
-
-
-def freeze(value: Any) -> bytes:
-    """The ``Freeze`` of a worker: a pickle is both the copy and what is sent."""
-    return dumps_home(value)
+NO_NEWS = StepNews([], {}, {}, {}, {}, {})

@@ -50,7 +50,7 @@ class Replies:
         """From now on the replies of these workers are missing, and no others."""
         self._since = time.monotonic()
         self._next_line = self._since + self._watchdog
-        self.missing = {worker.index: worker for worker in workers}
+        self.missing = {worker.slot: worker for worker in workers}
 
     def next(self, name: str, deadline: float | None, seconds: float | None) -> tuple[WorkerHandle, int, bytes]:
         """One of the missing replies: whose it is, its status and its payload. It stays missing.
@@ -83,7 +83,7 @@ class Replies:
 
     def done(self, worker: WorkerHandle) -> None:
         """The reply of a worker is in its place, or will never come."""
-        self.missing.pop(worker.index, None)
+        self.missing.pop(worker.slot, None)
 
     def timeout(self, name: str, seconds: float | None) -> WorkerTimeoutError:
         """The error that says whose replies are missing, and where these workers are."""

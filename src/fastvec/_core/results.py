@@ -7,7 +7,7 @@ unless observations are not to be copied.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,7 +80,11 @@ class BatchReader:
         self._num_envs = views.layout.num_envs
         self._codes = views.info_codes
         self._no_codes, self._no_flags = bytes(views.info_codes.nbytes), bytes(views.flags.nbytes)
-        self._readers = [_SliceReader(views, env_ids, thaw) for env_ids in slices]
+        # By slot; where a worker and its successor share a slice, both read their own rows of it.
+        self._readers = {slot: _SliceReader(views, env_ids, thaw) for slot, env_ids in enumerate(slices)}
+        self._slices = [reader.env_ids for reader in self._readers.values()]
+        # The last value of each leaf that travels as an object, for who is not reset when others are.
+        self._objects: dict[tuple[int, int], Any] = {}
         self._last = [array.copy() for array in self._copied()] if remember else []
 
     def step(
@@ -89,13 +93,13 @@ class BatchReader:
         """The result of a step.
 
         Args:
-            news: From each slice.
+            news: By slot.
             lost: Slices whose runners were lost and replaced, with what to say of it in their infos. Their episodes
                 were cut off, and what they have written is the reset that followed.
             with_finals: Whether observations of the next episode are shown, and the last ones beside; else the last.
         """
         for index in lost:
-            self._void(self._readers[index].env_ids)
+            self._void(self._slices[index])
         arrays = self._copied()
         flags = self._views.flags.tobytes()
         finals: dict[int, Any] = {}
@@ -104,9 +108,14 @@ class BatchReader:
         if self._codes.tobytes() == self._no_codes and all(one is NO_NEWS for one in news):
             infos: list[dict[Any, Any]] = [{} for _ in range(self._num_envs)]
         else:
-            infos = []
-            for reader, one in zip(self._readers, news, strict=True):
-                infos += reader.step(one, arrays, finals, reset_infos)
+            infos = [{}] * self._num_envs
+            for slot, reader in self._readers.items():
+                one = news[slot]
+                reader.read(one, infos, finals, reset_infos)
+                if one.objects:
+                    self._fill_objects(one, reader.env_ids, arrays)
+            if len(self._readers) > len(self._slices):  # of two runners the rows come mixed
+                finals, reset_infos = dict(sorted(finals.items())), dict(sorted(reset_infos.items()))
         if flags != self._no_flags:
             for index, flag in enumerate(flags):
                 if flag & _FINAL_IN_BLOCK:
@@ -114,15 +123,36 @@ class BatchReader:
                         self._tree, (a[index, ...].copy() for a in self._views.finals if a is not None)
                     )
         for index, info in lost.items():
-            self._cut_off(self._readers[index].env_ids, info, arrays, infos, finals, with_finals=with_finals)
+            self._cut_off(self._slices[index], info, arrays, infos, finals, with_finals=with_finals)
         self._remember(arrays)
         return StepResult(
             build(self._tree, iter(arrays)), self._views.rewards.copy(), flags, infos, finals, reset_infos
         )
 
-    def replaced(self, index: int) -> None:
-        """The runner of a slice is a new one, which announces its schemas anew."""
-        self._readers[index] = _SliceReader(self._views, self._readers[index].env_ids, self._thaw)
+    def replaced(self, index: int, slot: int) -> None:
+        """The runner of a slice is a new one, in this slot, which announces its schemas anew."""
+        for other in [slot for slot, reader in self._readers.items() if reader.env_ids == self._slices[index]]:
+            del self._readers[other]
+        self._readers[slot] = _SliceReader(self._views, self._slices[index], self._thaw)
+
+    def succeeded(self, index: int, slot: int) -> None:
+        """A slice has a second runner, in this slot, which has no environments yet."""
+        for reader in self._readers.values():
+            if reader.env_ids == self._slices[index]:
+                reader.rows = set(range(len(reader.env_ids)))
+        self._readers[slot] = _SliceReader(self._views, self._slices[index], self._thaw)
+        self._readers[slot].rows = set()
+
+    def moved(self, slot: int, successor: int, rows: Collection[int]) -> None:
+        """From the next step on another runner of the slice has these rows of it; who has none is forgotten."""
+        before, after = self._readers[slot], self._readers[successor]
+        assert before.rows is not None
+        assert after.rows is not None
+        before.rows -= set(rows)
+        after.rows |= set(rows)
+        if not before.rows:
+            del self._readers[slot]
+            after.rows = None
 
     def _void(self, env_ids: range) -> None:
         rows = slice(env_ids.start, env_ids.stop)
@@ -154,17 +184,27 @@ class BatchReader:
             last[...] = copy.deepcopy(array) if array.dtype == object else array
 
     def reset(self, news: list[StepNews]) -> ResetResult:
-        """The result of a reset, from the news of each slice."""
+        """The result of a reset, from the news by slot."""
         arrays = self._copied()
-        infos: list[dict[Any, Any]] = []
-        for reader, one in zip(self._readers, news, strict=True):
-            infos += reader.reset(one, arrays)
+        infos: list[dict[Any, Any]] = [{} for _ in range(self._num_envs)]
+        for (leaf, env_id), frozen in self._objects.items():
+            arrays[leaf][env_id] = self._thaw(copy.deepcopy(frozen))
+        for slot, reader in self._readers.items():
+            self._fill_objects(news[slot], reader.env_ids, arrays)
+            for row, frozen in news[slot].reset_infos.items():
+                infos[reader.env_ids[row]] = self._thaw(frozen)
         self._remember(arrays)
         return ResetResult(build(self._tree, iter(arrays)), infos)
 
-    def learn(self, index: int, news: StepNews) -> None:
-        """Take note of the schemas that the news of a slice announce, which these and later news are read with."""
-        self._readers[index].learn(news)
+    def learn(self, slot: int, news: StepNews) -> None:
+        """Take note of the schemas that the news of a slot announce, which these and later news are read with."""
+        self._readers[slot].learn(news)
+
+    def _fill_objects(self, news: StepNews, env_ids: range, arrays: list[NDArray[Any]]) -> None:
+        for (leaf, row), frozen in news.objects.items():
+            # A copy, should thawing give the very object to a caller, who may change it. Of bytes it costs nothing.
+            self._objects[leaf, env_ids[row]] = copy.deepcopy(frozen)
+            arrays[leaf][env_ids[row]] = self._thaw(frozen)
 
     def _copied(self) -> list[NDArray[Any]]:
         return [
@@ -174,39 +214,31 @@ class BatchReader:
 
 
 class _SliceReader:
-    def __init__(self, views: BatchViews, env_ids: range, thaw: Callable[[Any], Any]) -> None:
-        rows = slice(env_ids.start, env_ids.stop)
-        self.env_ids, self._thaw = env_ids, thaw
-        self._infos = InfoReader(views.info_codes[rows], views.info_cells[rows], thaw)
-        # The last value of each leaf that travels as an object, for who is not reset when others are.
-        self._objects: dict[tuple[int, int], Any] = {}
+    """Reads what one runner says of its environments: those of a slice, or some ``rows`` of it."""
 
-    def step(
-        self, news: StepNews, arrays: list[NDArray[Any]], finals: dict[int, Any], reset_infos: dict[int, Any]
-    ) -> list[dict[Any, Any]]:
-        if news is NO_NEWS:
-            return self._infos.read({})
-        start, thaw = self.env_ids.start, self._thaw
-        finals.update((start + row, thaw(frozen)) for row, frozen in news.finals.items())
-        reset_infos.update((start + row, thaw(frozen)) for row, frozen in news.reset_infos.items())
-        self._fill_objects(news, arrays)
-        return self._infos.read(news.rests)
+    def __init__(self, views: BatchViews, env_ids: range, thaw: Callable[[Any], Any]) -> None:
+        within = slice(env_ids.start, env_ids.stop)
+        self.env_ids, self._thaw = env_ids, thaw
+        self.rows: set[int] | None = None
+        self._infos = InfoReader(views.info_codes[within], views.info_cells[within], thaw)
+
+    def read(
+        self,
+        news: StepNews,
+        infos: list[dict[Any, Any]],
+        finals: dict[int, Any],
+        reset_infos: dict[int, Any],
+    ) -> None:
+        """Put what was said of a step in its places."""
+        env_ids, thaw = self.env_ids, self._thaw
+        if news is not NO_NEWS:
+            finals.update((env_ids[row], thaw(frozen)) for row, frozen in news.finals.items())
+            reset_infos.update((env_ids[row], thaw(frozen)) for row, frozen in news.reset_infos.items())
+        if self.rows is None:
+            infos[env_ids.start : env_ids.stop] = self._infos.read(news.rests)
+            return
+        for row, info in zip(sorted(self.rows), self._infos.read(news.rests, self.rows), strict=True):
+            infos[env_ids[row]] = info
 
     def learn(self, news: StepNews) -> None:
         self._infos.learn(news.schemas)
-
-    def reset(self, news: StepNews, arrays: list[NDArray[Any]]) -> list[dict[Any, Any]]:
-        self._fill_objects(news, arrays)
-        for (leaf, row), frozen in self._objects.items():
-            if (leaf, row) not in news.objects:
-                arrays[leaf][self.env_ids.start + row] = self._thaw(copy.deepcopy(frozen))
-        infos: list[dict[Any, Any]] = [{} for _ in self.env_ids]
-        for row, frozen in news.reset_infos.items():
-            infos[row] = self._thaw(frozen)
-        return infos
-
-    def _fill_objects(self, news: StepNews, arrays: list[NDArray[Any]]) -> None:
-        for (leaf, row), frozen in news.objects.items():
-            # A copy, should thawing give the very object to a caller, who may change it. Of bytes it costs nothing.
-            self._objects[leaf, row] = copy.deepcopy(frozen)
-            arrays[leaf][self.env_ids.start + row] = self._thaw(frozen)

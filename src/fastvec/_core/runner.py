@@ -7,75 +7,32 @@ returns as :class:`~fastvec._core.protocol.StepNews`. It knows of no process and
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from fastvec._core.building import blame
 from fastvec._core.config import AutoresetMode
+from fastvec._core.failures import EnvFailure
 from fastvec._core.infos import Freeze, InfoWriter
 from fastvec._core.layout import BatchViews, StepFlag
+from fastvec._core.moving import Parcel, global_generators, restore_global_generators, take_along, take_over
 from fastvec._core.nans import NanGuard
 from fastvec._core.observations import ObservationWriter
 from fastvec._core.options import ResetOptions
-from fastvec._core.protocol import NO_NEWS, Adapter, CallRequest, EnvFailure, StepNews
+from fastvec._core.pickles import dumps_home
+from fastvec._core.protocol import NO_NEWS, CallRequest, StepNews
+from fastvec._core.returns import parts_of_reset, wrong_step
 from fastvec._core.structure import EnvDescription, leaves, lookup
-from fastvec.errors import DuplicateEnvError, EnvError, FactoryError, InfoError, ObservationError, RewardError
+from fastvec.errors import InfoError, ObservationError, RewardError
 
-__all__ = ["EnvRunner", "build_envs", "close_envs"]
+__all__ = ["EnvRunner"]
 
 # As plain integers: arithmetic of enum members would cost a microsecond an environment.
 _TERMINATED, _TRUNCATED = StepFlag.TERMINATED.value, StepFlag.TRUNCATED.value
 _TRUNCATED_IS_NUMPY, _FINAL_IN_BLOCK = StepFlag.TRUNCATED_IS_NUMPY.value, StepFlag.FINAL_IN_BLOCK.value
-
-
-def build_envs(env_fns: Sequence[Callable[[], Any]], env_ids: range, adapter: Adapter) -> list[Any]:
-    """Call the factories.
-
-    Raises:
-        EnvFailure: A factory raised, returned nothing of use, or an object that another one has returned.
-    """
-    envs: list[Any] = []
-    try:
-        for index, env_fn in zip(env_ids, env_fns, strict=True):
-            with _blame(index, "constructor"):
-                envs.append(_build(index, env_fn, envs, env_ids, adapter))
-    except EnvFailure:
-        close_envs(envs)
-        raise
-    return envs
-
-
-def _build(index: int, env_fn: Callable[[], Any], others: list[Any], env_ids: range, adapter: Adapter) -> Any:
-    env = env_fn()
-    if env is None:
-        raise FactoryError(f"the factory of env {index} returned None: expected an environment")
-    if not hasattr(env, "step") or not hasattr(env, "reset"):
-        raise FactoryError(f"the factory of env {index} returned a {type(env).__name__}: expected an environment")
-    env = adapter.prepare(env)
-    for twin, other in zip(env_ids, others, strict=False):
-        if getattr(other, "unwrapped", other) is getattr(env, "unwrapped", env):
-            raise DuplicateEnvError(
-                f"the factories of env {twin} and env {index} returned the same instance instead of creating "
-                "different objects: replace `lambda: env` by a function that makes a new environment at each call"
-            )
-    return env
-
-
-def close_envs(envs: list[Any]) -> None:
-    """Close environments that are given up, whatever they say to it."""
-    for env in envs:
-        with contextlib.suppress(Exception):
-            env.close()
-
-
-@contextlib.contextmanager
-def _blame(index: int | None, command: str) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        raise EnvFailure(index, command, error) from error
 
 
 class EnvRunner:
@@ -91,6 +48,7 @@ class EnvRunner:
         check_nan: Whether to look for NaN and infinity.
         reset_options: With which options to reset an environment whose episode has ended.
         autoreset_mode: When to.
+        succeeds: Whether it begins without environments to step, and :meth:`adopt` gives it some.
     """
 
     def __init__(
@@ -105,8 +63,12 @@ class EnvRunner:
         check_nan: bool = False,
         reset_options: ResetOptions = None,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
+        succeeds: bool = False,
     ) -> None:
         self.envs = envs
+        # What each step steps: without those that another worker steps yet, or already.
+        self._stepped: list[tuple[int, Any]] = [] if succeeds else list(enumerate(envs))
+        self._retiring = False
         self._mode = autoreset_mode
         self._reset_options = reset_options
         # Of each row: the options of its last explicit reset, and how many automatic ones there were since.
@@ -131,7 +93,7 @@ class EnvRunner:
         """Reset some environments, each with its keyword arguments; see :class:`ResetRequest`."""
         reset_infos: dict[int, Any] = {}
         for row, keywords in zip(rows, arguments, strict=True):
-            with _blame(self._env_ids[row], "reset"):
+            with blame(self._env_ids[row], "reset"):
                 self._write(row, self._take_reset(row, self.envs[row].reset(**keywords), reset_infos))
                 if self._nans is not None:
                     self._nans.after_reset(row, keywords)
@@ -140,7 +102,7 @@ class EnvRunner:
                 self._ended.add(row)
             else:
                 self._ended.discard(row)
-        return self._news("reset", {}, reset_infos, {})
+        return self._news("reset", {}, reset_infos, {}, {})
 
     def step(self, actions: Sequence[Any]) -> StepNews:
         """Step every environment with its action, and reset those whose episode ends, now or at the next step.
@@ -153,11 +115,12 @@ class EnvRunner:
         reset_infos: dict[int, Any] = {}
         finals: dict[int, Any] = {}
         rewards, flags, write, write_info = self._rewards, self._flags, self._write, self._infos.write
+        left: list[int] = []
         nans = self._nans
         row = 0
         env: Any
         try:
-            for row, env in enumerate(self.envs):
+            for row, env in self._stepped:
                 if ended and row in ended:
                     rest = self._reset_late(row, env)
                     if rest is not None:
@@ -167,7 +130,7 @@ class EnvRunner:
                 try:
                     observation, reward, terminated, truncated, info = result
                 except (TypeError, ValueError):
-                    raise _wrong_step(result) from None
+                    raise wrong_step(result) from None
                 try:
                     rewards[row] = reward
                 except (TypeError, ValueError):
@@ -189,9 +152,16 @@ class EnvRunner:
                             nans.before_reset(row, lookup(observation, self._tree, "observation"), actions[row])
                         if self._keep_final(row, observation, finals):
                             flag |= _FINAL_IN_BLOCK
+                        if self._retiring:
+                            flags[row] = flag
+                            self._observations.forget(row)
+                            left.append(row)
+                            continue
                         observation = self._take_reset(row, self._reset_again(row, env), reset_infos)
                     elif self._mode is AutoresetMode.NEXT_STEP:
                         ended.add(row)
+                        if self._retiring:
+                            left.append(row)
                 flags[row] = flag
                 write(row, observation)
             if nans is not None:
@@ -201,14 +171,74 @@ class EnvRunner:
                     nans.complain(row, actions[row])
         except BaseException as error:
             raise EnvFailure(self._env_ids[row], "step", error) from error
-        return self._news("step", rests, reset_infos, finals)
+        return self._news("step", rests, reset_infos, finals, self._leave(left) if left else {})
+
+    def retire(self, rows: Iterable[int]) -> StepNews:
+        """Leave some environments at once, as those whose episode has ended, and from now on each whose episode ends.
+
+        Args:
+            rows: To be left at once, wherever in their episodes they are.
+        """
+        self._retiring = True
+        return self._news("retire", {}, {}, {}, self._leave(sorted({*rows, *self._ended})))
+
+    def adopt(self, left: Mapping[int, bytes], at_once: bool) -> StepNews:
+        """Go on with environments that another runner has left; see :class:`AdoptRequest`."""
+        reset_infos: dict[int, Any] = {}
+        for row, parcel in left.items():
+            with blame(self._env_ids[row], "reset"):
+                env = self.envs[row]
+                self._unpack(row, env, pickle.loads(parcel))
+                if at_once:
+                    self._write(row, self._take_reset(row, self._reset_again(row, env), reset_infos))
+                    if self._nans is not None:
+                        self._nans.after_reset(row, {})
+        self._set_stepped({row for row, _ in self._stepped} | left.keys())
+        return self._news("reset", {}, reset_infos, {}, {})
+
+    def _leave(self, rows: Iterable[int]) -> dict[int, bytes]:
+        """Step some environments no more; what their successors need."""
+        rows = list(rows)
+        self._set_stepped({row for row, _ in self._stepped}.difference(rows))
+        generators = None if self._stepped else global_generators()
+        left = {}
+        for row in rows:
+            with blame(self._env_ids[row], "moving to another worker"):
+                left[row] = dumps_home(
+                    Parcel(
+                        take_along(self.envs[row]),
+                        generators,
+                        self._options[row],
+                        self._resets[row],
+                        row in self._ended,
+                        None if self._nans is None else self._nans.seeds[row],
+                    )
+                )
+            generators = None
+            self._ended.discard(row)
+        return left
+
+    def _unpack(self, row: int, env: Any, parcel: Parcel) -> None:
+        take_over(env, parcel.attributes)
+        if parcel.generators is not None:
+            restore_global_generators(parcel.generators)
+        self._options[row], self._resets[row] = parcel.options, parcel.resets
+        if parcel.ended:
+            self._ended.add(row)
+        if self._nans is not None:
+            self._nans.seeds[row] = parcel.seed
+
+    def _set_stepped(self, rows: Iterable[int]) -> None:
+        self._stepped = [(row, self.envs[row]) for row in sorted(rows)]
+        if self._nans is not None:
+            self._nans.watch(rows)
 
     def call(self, request: CallRequest) -> list[Any]:
         """``function(env, *args, **kwargs)`` of some environments, in order."""
         results = []
         for index, row in enumerate(request.rows):
             more = request.each[index] if request.each is not None else ()
-            with _blame(self._env_ids[row], request.name):
+            with blame(self._env_ids[row], request.name):
                 results.append(request.function(self.envs[row], *request.args, *more, **request.kwargs))
         return results
 
@@ -217,7 +247,7 @@ class EnvRunner:
         failure: EnvFailure | None = None
         for index, env in zip(self._env_ids, self.envs, strict=True):
             try:
-                with _blame(index, "close"):
+                with blame(index, "close"):
                     env.close()
             except EnvFailure as error:
                 failure = failure or error
@@ -240,7 +270,7 @@ class EnvRunner:
 
     def _reset_late(self, row: int, env: Any) -> Any:
         """A step that resets: no reward, no flags, and the info of the reset in the place of the step's."""
-        observation, info = _parts_of_reset(self._reset_again(row, env))
+        observation, info = parts_of_reset(self._reset_again(row, env))
         self._ended.discard(row)
         self._rewards[row] = 0
         self._flags[row] = 0
@@ -249,7 +279,7 @@ class EnvRunner:
         return rest
 
     def _take_reset(self, row: int, result: Any, reset_infos: dict[int, Any]) -> Any:
-        observation, info = _parts_of_reset(result)
+        observation, info = parts_of_reset(result)
         if info:
             try:
                 reset_infos[row] = self._freeze(info)
@@ -273,44 +303,23 @@ class EnvRunner:
         return False
 
     def _news(
-        self, command: str, rests: dict[int, Any], reset_infos: dict[int, Any], finals: dict[int, Any]
+        self,
+        command: str,
+        rests: dict[int, Any],
+        reset_infos: dict[int, Any],
+        finals: dict[int, Any],
+        left: dict[int, bytes],
     ) -> StepNews:
         objects = self._observations.objects
         schemas = self._infos.take_new()
-        if not (rests or reset_infos or finals or objects or schemas):
+        if not (rests or reset_infos or finals or objects or schemas or left):
             return NO_NEWS
         frozen: dict[tuple[int, int], Any] = {}
         for (leaf, row), value in objects.items():
-            with _blame(self._env_ids[row], command):
+            with blame(self._env_ids[row], command):
                 try:
                     frozen[leaf, row] = self._freeze(value)
                 except Exception as error:
                     raise ObservationError(f"the observation cannot be sent to the parent process: {error}") from error
         objects.clear()
-        return StepNews(schemas, rests, reset_infos, finals, frozen)
-
-
-def _wrong_step(result: Any) -> EnvError:
-    got = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
-    return EnvError(
-        f"step() must return (observation, reward, terminated, truncated, info), got {got}: is this environment "
-        "written for the old gym API?"
-    )
-
-
-def _parts_of_reset(result: Any) -> tuple[Any, dict[Any, Any]]:
-    try:
-        observation, info = result
-    except (TypeError, ValueError):
-        raise EnvError(
-            f"reset() must return (observation, info), got {type(result).__name__}: is this environment written "
-            "for the old gym API?"
-        ) from None
-    if info is None:
-        return observation, {}
-    if not isinstance(info, dict):
-        raise InfoError(
-            f"reset() must return (observation, info) with a dict as info, got a {type(info).__name__}: is this "
-            "environment written for the old gym API?"
-        )
-    return observation, info
+        return StepNews(schemas, rests, reset_infos, finals, frozen, left)

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from fastvec._core.building import build_envs, close_envs
 from fastvec._core.config import EngineConfig
 from fastvec._core.engine import Call, CallOutcome, Engine, EngineState, Reset
+from fastvec._core.failures import EnvFailure, RemoteFailure
 from fastvec._core.layout import BatchLayout, BatchViews
-from fastvec._core.protocol import Adapter, CallRequest, EnvFailure, RemoteFailure, StepNews
+from fastvec._core.protocol import Adapter, CallRequest, StepNews
 from fastvec._core.results import BatchReader, ResetResult, StepResult
-from fastvec._core.runner import EnvRunner, build_envs, close_envs
+from fastvec._core.runner import EnvRunner
 
 __all__ = ["SerialEngine"]
 

@@ -12,42 +12,38 @@ import dataclasses
 import gc
 import os
 import pickle
-import random
-import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
+from fastvec._core.building import build_envs, close_envs
 from fastvec._core.channel import Channel, Gone
+from fastvec._core.failures import EnvFailure, RemoteFailure
 from fastvec._core.layout import BatchLayout, BatchViews
 from fastvec._core.lineage import die_with, lead_group
+from fastvec._core.pickles import dumps_home, freeze
 from fastvec._core.protocol import (
     NO_NEWS,
     REPLY_NUMBER,
     Adapter,
+    AdoptRequest,
     CallRequest,
-    EnvFailure,
     Opcode,
-    RemoteFailure,
     ResetRequest,
     Status,
     WorkerInit,
     WorkerPayload,
-    dumps_home,
-    freeze,
 )
-from fastvec._core.runner import EnvRunner, build_envs, close_envs
+from fastvec._core.runner import EnvRunner
 from fastvec._core.shm import SharedBlock
 from fastvec._core.stacks import write_stacks_to
 from fastvec._core.structure import EnvDescription
+from fastvec._core.surroundings import end_children, settle, start_signals
 from fastvec._core.sync import Bell, ChannelBell, SemaphoreBell, spin
-from fastvec._core.topology import pin
 
-__all__ = ["run_worker", "start_signals", "worker_main"]
+__all__ = ["run_worker", "worker_main"]
 
 #: How long an idle worker sleeps at a stretch before it looks whether its parent still lives.
 _IDLE_SLICE = 1.0
@@ -56,15 +52,13 @@ _IDLE_SLICE = 1.0
 #: sleeps, which saves the parent a wake-up. A learner takes longer to choose actions and needs the CPU for it.
 _SHORT_GAP = 200e-6
 
-
-def start_signals() -> None:
-    """Leave Ctrl-C to the parent, and forget the handlers of the program that this process was forked from."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+#: What a command with a message is called where the message cannot be read.
+_COMMANDS = {
+    Opcode.STEP_OBJECTS: "step",
+    Opcode.RESET: "reset",
+    Opcode.RETIRE: "moving to another worker",
+    Opcode.ADOPT: "moving from another worker",
+}
 
 
 def run_worker(sock: socket.socket, init: WorkerInit | None = None) -> None:
@@ -84,7 +78,7 @@ def run_worker(sock: socket.socket, init: WorkerInit | None = None) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        _end_children()
+        end_children()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -103,7 +97,8 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
         die_with(lifelines[0])
     envs: list[Any] = []
     try:
-        notes = _settle(init)
+        with _blaming_set_up("constructor"):
+            notes = settle(init)
         env_fns, adapter, reset_options = _payload(init)
         # Factories may hold much data: what they travelled as is not kept beside them.
         init = dataclasses.replace(init, payload=b"")
@@ -134,11 +129,12 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
         check_nan=init.check_nan,
         reset_options=reset_options,
         autoreset_mode=init.autoreset_mode,
+        succeeds=init.succeeds,
     )
     # Long-lived objects of big libraries would be walked at every full collection.
     gc.collect()
     gc.freeze()
-    bells = views.bells[init.worker]
+    bells = views.bells[init.slot]
     command_bell, reply_bell = (
         (SemaphoreBell(bells[0]), SemaphoreBell(bells[1])) if with_semaphores else (ChannelBell(channel),) * 2
     )
@@ -160,9 +156,9 @@ class _Server:
     ) -> None:
         self._channel, self._runner, self._views, self._init = channel, runner, views, init
         self._command_bell, self._reply_bell = command_bell, reply_bell
-        self._command = views.commands[init.worker].data
-        self._reply = views.replies[init.worker].data
-        self._mailbox = views.mailbox[init.worker].data
+        self._command = views.commands[init.slot].data
+        self._reply = views.replies[init.slot].data
+        self._mailbox = views.mailbox[init.slot].data
         self._rows = slice(init.env_ids.start, init.env_ids.stop)
         self._spins = init.spins
         self._gap = 1.0  # seconds between the last reply and the command that followed it
@@ -206,12 +202,18 @@ class _Server:
             with _blaming_set_up("call"):
                 request: CallRequest = pickle.loads(message)
             return _picklable(self._runner.call(request), request, self._init.env_ids)
-        with _blaming_set_up("reset" if opcode == Opcode.RESET else "step"):
+        command = Opcode(opcode)
+        with _blaming_set_up(_COMMANDS[command]):
             arguments = pickle.loads(message)
-        if opcode == Opcode.RESET:
+        if command is Opcode.STEP_OBJECTS:
+            return self._runner.step(arguments)
+        if command is Opcode.RESET:
             reset: ResetRequest = arguments
             return self._runner.reset(*reset)
-        return self._runner.step(arguments)
+        if command is Opcode.RETIRE:
+            return self._runner.retire(arguments)
+        adoption: AdoptRequest = arguments
+        return self._runner.adopt(*adoption)
 
     def _answer(self, sequence: int, function: Callable[..., Any], *args: Any) -> None:
         status = Status.DONE
@@ -271,55 +273,3 @@ def _payload(init: WorkerInit) -> WorkerPayload:
         return init.payload
     with _blaming_set_up("unpickling the environment factories"):
         return WorkerPayload(*pickle.loads(init.payload))
-
-
-def _settle(init: WorkerInit) -> list[str]:
-    """Make this process what its environments expect, before any of their modules is imported.
-
-    Returns:
-        What could not be done, for the parent to warn of.
-    """
-    notes = []
-    if init.cpus is not None:
-        try:
-            pin(init.cpus)
-        except OSError as error:
-            notes.append(f"workers are not pinned to CPUs: {error}")
-    if dict(os.environ) != init.environ:
-        for name in os.environ.keys() - init.environ.keys():
-            del os.environ[name]
-        os.environ.update(init.environ)
-    with _blaming_set_up("constructor"):
-        os.chdir(init.cwd)
-    sys.path[:] = init.sys_path
-    sys.argv[:] = init.argv
-    sys.stdin = open(os.devnull)  # noqa: SIM115
-    forked_from_program = not isinstance(init.payload, bytes)
-    if init.threads is not None and forked_from_program:
-        _cap_threads(init.threads)
-    # A fork copies the state of these generators: unseeded environments would all play the same episode.
-    random.seed()
-    np.random.seed(int.from_bytes(os.urandom(4), "little"))
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(int.from_bytes(os.urandom(7), "little"))
-    return notes
-
-
-def _cap_threads(threads: int) -> None:
-    """Cap the libraries that were loaded before the fork; later ones read the environment variables."""
-    import threadpoolctl
-
-    threadpoolctl.threadpool_limits(threads)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(threads)
-
-
-def _end_children() -> None:
-    """End the processes that environments started with multiprocessing and left running."""
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None:
-        with contextlib.suppress(Exception):
-            for child in process.active_children():
-                child.terminate()

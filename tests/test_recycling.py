@@ -1,0 +1,301 @@
+"""Workers that are followed by new ones between episodes: nothing of it is to be seen in the data."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import random
+import signal
+
+import numpy as np
+import psutil
+import pytest
+from engines import START_METHODS, gone, make_engine, reset
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers import NormalizeObservation, RecordEpisodeStatistics
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_engine import assert_same
+from toys import FailingOnceEnv, StreamEnv
+
+from fastvec import SharedMemVectorEnv, errors
+from fastvec._core.config import AutoresetMode as Mode
+from fastvec._env_access import call_method
+
+MODES = list(AutoresetMode)
+
+
+def trace(fns, steps, mode=AutoresetMode.SAME_STEP, schedule=(), **options):
+    """What comes back from some steps, and the processes that the environments were in."""
+    pids = set()
+    with SharedMemVectorEnv(fns, autoreset_mode=mode, **options) as venv:
+        found = [venv.reset(seed=3, options={"level": 1})]
+        for index in range(steps):
+            found.append(venv.step([i % 3 for i in range(len(fns))]))
+            ended = found[-1][2] | found[-1][3]
+            if mode is AutoresetMode.DISABLED and ended.any():
+                found.append(venv.reset(options={"reset_mask": ended}))
+            if index in schedule:
+                found.append(venv.reset(seed=schedule[index]))
+            pids.update(venv.call("pid"))
+    return found, pids
+
+
+@pytest.mark.parametrize("kind", ["box", "text", "dict"])
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_of_it_is_seen_in_the_data(mode, kind):
+    """Seeds, infos, resets and leaves of every kind go on as in workers that stay."""
+    fns = [functools.partial(StreamEnv, kind, i) for i in range(5)]
+    schedule = {20: None, 35: 9, 36: None}
+    expected, _ = trace(fns, 60, mode, schedule, num_workers=2, start_method="fork")
+    found, pids = trace(fns, 60, mode, schedule, num_workers=2, start_method="fork", max_episodes_per_worker=6)
+    assert_same(found, expected)
+    assert len(pids) > 6
+    assert gone(pids)
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_every_start_method_recycles(method):
+    """The successors are started as the first workers were."""
+    fns = [functools.partial(StreamEnv, "box", i) for i in range(3)]
+    expected, _ = trace(fns, 20, num_workers=0)
+    found, pids = trace(fns, 20, num_workers=2, start_method=method, max_episodes_per_worker=4)
+    assert_same(found, expected)
+    assert len(pids) > 2
+    assert gone(pids)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_schedule_of_calls_is_the_same_with_and_without(data):
+    """Steps, resets of all and of some, calls between and amid steps, dropped steps: as in this process."""
+    envs = data.draw(st.integers(1, 5), label="envs")
+    mode = data.draw(st.sampled_from(list(Mode)), label="mode")
+    kind = data.draw(st.sampled_from(["box", "dict"]), label="kind")
+    fns = [functools.partial(StreamEnv, kind, i) for i in range(envs)]
+    one = make_engine(fns, num_workers=0, autoreset_mode=mode, reset_options="keep")
+    two = make_engine(
+        fns,
+        num_workers=data.draw(st.integers(1, 3), label="workers"),
+        max_episodes_per_worker=data.draw(st.integers(1, 8), label="episodes"),
+        autoreset_mode=mode,
+        reset_options="keep",
+    )
+    both = one, two
+    try:
+        assert_same(reset(one, seed=1, options={"level": 2}), reset(two, seed=1, options={"level": 2}))
+        ended = np.zeros(envs, bool)
+        for _ in range(data.draw(st.integers(1, 25), label="commands")):
+            command = data.draw(st.sampled_from(["step"] * 6 + ["reset", "masked", "drop", "call", "amid"]))
+            if command == "reset":
+                results = [reset(engine, seed=data.draw(st.none()) or None) for engine in both]
+                ended[:] = False
+            elif command == "masked" or (mode is Mode.DISABLED and ended.any()):
+                mask = ended if mode is Mode.DISABLED and ended.any() else np.arange(envs) % 2 == 0
+                for engine in both:
+                    engine.send_reset([{} for _ in range(envs)], mask.copy())
+                results = [engine.recv_reset() for engine in both]
+                ended &= ~mask
+            elif command == "call":
+                ids = list(range(envs))[::-1]
+                results = [engine.call("observe", call_method, "observe", env_ids=ids) for engine in both]
+            else:
+                for engine in both:
+                    engine.send(np.zeros(envs, np.int64))
+                calls = []
+                if command == "amid":
+                    calls = [engine.call("observe", call_method, "observe", env_ids=[0]) for engine in both]
+                results = [engine.recv() for engine in both]
+                if calls:
+                    assert_same(*calls)
+                ended |= np.frombuffer(results[0].flags, np.uint8) & 3 != 0
+            assert_same(*results)
+    finally:
+        one.close()
+        two.close()
+
+
+def wrapped(env_id):
+    return RecordEpisodeStatistics(NormalizeObservation(StreamEnv("box", env_id)))
+
+
+def test_wrappers_go_on_with_their_counts_and_means():
+    """The plain attributes of wrappers go over with the environment."""
+    fns = [functools.partial(wrapped, i) for i in range(4)]
+    found, means = [], []
+    for options in ({}, {"max_episodes_per_worker": 3}):
+        with SharedMemVectorEnv(fns, num_workers=2, start_method="fork", **options) as venv:
+            steps = [venv.reset(seed=1)[0]]
+            for _ in range(30):
+                steps.append(venv.step([0] * 4)[:4])
+            found.append(steps)
+            means.append((venv.get_attr("episode_count"), [float(rms.count) for rms in venv.get_attr("obs_rms")]))
+    assert_same(*found)
+    assert means[0] == means[1]
+    assert sum(means[0][0]) > 20
+
+
+class GlobalEnv(StreamEnv):
+    """Draws from the generators of its process, which its resets seed."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            random.seed(seed)
+            np.random.seed(seed)
+        super().reset(seed=seed)
+        return self.observe(), {}
+
+    def observe(self):
+        return np.array([random.random(), np.random.random()], np.float32)
+
+
+def test_global_generators_go_on_where_a_worker_has_one_environment():
+    """As far as that is possible: environments that share them see each other's draws."""
+    fns = [functools.partial(GlobalEnv, "box", i) for i in range(2)]
+    expected, _ = trace(fns, 20, in_series=1, start_method="fork")
+    found, pids = trace(fns, 20, in_series=1, start_method="fork", max_episodes_per_worker=2)
+    assert_same(found, expected)
+    assert len(pids) > 4
+
+
+LEAK = 4 << 20
+
+
+class LeakyEnv(StreamEnv):
+    """Keeps 4 MB more with every episode."""
+
+    kept: list[bytes] = []
+
+    def reset(self, *, seed=None, options=None):
+        self.kept.append(os.urandom(LEAK))
+        return super().reset(seed=seed, options=options)
+
+    def rss(self):
+        return psutil.Process().memory_info().rss
+
+
+def test_a_worker_that_leaks_stays_small(monkeypatch):
+    """Its memory is looked at; once it is too large, it is followed by another, and the data are the same."""
+    monkeypatch.setattr("fastvec._core.recycling._INTERVAL", 0.0)
+    fns = [functools.partial(LeakyEnv, "box", i) for i in range(2)]
+    expected, _ = trace(fns, 60, num_workers=0)
+    LeakyEnv.kept.clear()
+    most, pids = [], set()
+    limit = psutil.Process().memory_info().rss + 10 * LEAK
+    options = {"num_workers": 1, "start_method": "fork", "max_worker_rss": limit}
+    with SharedMemVectorEnv(fns, autoreset_mode=AutoresetMode.SAME_STEP, **options) as venv:
+        found = [venv.reset(seed=3, options={"level": 1})]
+        for _ in range(60):
+            found.append(venv.step([0, 1]))
+            most.append(max(venv.call("rss")))
+            pids.update(venv.call("pid"))
+    assert_same(found, expected)
+    assert len(pids) > 1
+    # Episodes that are under way when the limit is reached are played to their end.
+    assert max(most) < limit + 4 * LEAK
+
+
+def test_a_limit_below_what_a_worker_takes_at_first_is_told_of_once(caplog, monkeypatch):
+    """It works all the same."""
+    monkeypatch.setattr("fastvec._core.recycling._INTERVAL", 0.0)
+    fns = [functools.partial(StreamEnv, "box", i) for i in range(2)]
+    expected, _ = trace(fns, 12, num_workers=0)
+    found, pids = trace(fns, 12, num_workers=1, start_method="fork", max_worker_rss=1 << 20)
+    assert_same(found, expected)
+    assert len(pids) > 2
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "max_worker_rss=1048576 is less than what worker 0 takes" in caplog.text
+
+
+class OnlyOnceEnv(StreamEnv):
+    """Its constructor works in the first process only."""
+
+    def __init__(self, first, kind, env_id):
+        if os.path.exists(first):
+            raise RuntimeError("no more licences")
+        super().__init__(kind, env_id)
+
+
+def test_a_successor_that_cannot_be_started_changes_nothing(tmp_path, caplog):
+    """The worker goes on; a line of the log says why."""
+    flag = str(tmp_path / "first")
+    engine = make_engine([functools.partial(OnlyOnceEnv, flag, "box", 0)], num_workers=1, max_episodes_per_worker=2)
+    serial = make_engine([functools.partial(StreamEnv, "box", 0)], num_workers=0)
+    (pid,) = engine.call("pid", call_method, "pid", env_ids=[0])
+    open(flag, "w").close()
+    assert_same(reset(engine, seed=1), reset(serial, seed=1))
+    for _ in range(20):
+        for one in (engine, serial):
+            one.send(np.zeros(1, np.int64))
+        assert_same(engine.recv(), serial.recv())
+    assert engine.call("pid", call_method, "pid", env_ids=[0]) == [pid]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "worker 0 goes on, as another in its place could not be started" in caplog.text
+    assert "no more licences" in caplog.text
+    engine.close()
+
+
+def amid_a_change(**options):
+    """An engine whose only worker has left one of two environments; the process of each."""
+    horizons = (2, 50)
+    fns = [functools.partial(FailingOnceEnv, i, "", "", "", horizon=horizons[i]) for i in range(2)]
+    engine = make_engine(fns, num_workers=1, max_episodes_per_worker=1, **options)
+    reset(engine)
+    for _ in range(3):
+        engine.send(np.zeros(2, np.int64))
+        result = engine.recv()
+    assert result.observations.tolist() == [[0, 0, 1], [1, 0, 3]]
+    (worker,), (leaving,) = engine._pool.workers, engine._pool.leaving.values()
+    return engine, worker.process.pid, leaving.process.pid
+
+
+@pytest.mark.parametrize("who", ["new", "old"])
+def test_the_death_of_either_amid_a_change_is_reported(who):
+    """Whichever of two that share environments dies: the error, and nothing is left."""
+    engine, *pids = amid_a_change()
+    os.kill(pids[who == "old"], signal.SIGKILL)
+    engine.send(np.zeros(2, np.int64))
+    with pytest.raises(errors.WorkerDiedError, match=r"worker 0 .* killed by SIGKILL"):
+        engine.recv()
+    engine.close()
+    assert gone(pids)
+
+
+@pytest.mark.parametrize("who", ["new", "old"])
+def test_the_death_of_either_amid_a_change_is_survived_on_request(who):
+    """Both are replaced by one, whose environments begin anew."""
+    engine, *pids = amid_a_change(on_failure="restart")
+    os.kill(pids[who == "old"], signal.SIGKILL)
+    engine.send(np.zeros(2, np.int64))
+    result = engine.recv()
+    assert list(result.flags) == [2, 2]
+    assert {i: final.tolist() for i, final in result.finals.items()} == {0: [0, 0, 1], 1: [1, 0, 3]}
+    assert result.observations.tolist() == [[0, 0, 0], [1, 0, 0]]
+    assert gone(pids)
+    engine.send(np.zeros(2, np.int64))
+    assert engine.recv().rewards.tolist() == [1, 1]
+    engine.close()
+
+
+def test_closing_amid_a_change_leaves_nothing():
+    """Both processes are ended."""
+    engine, *pids = amid_a_change()
+    engine.close()
+    assert gone(pids)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_episodes_per_worker": 0}, "max_episodes_per_worker must be at least 1, got 0"),
+        ({"max_episodes_per_worker": 2.5}, "max_episodes_per_worker must be an integer, got 2.5 of type float"),
+        ({"max_worker_rss": -1}, "max_worker_rss must be at least 1, got -1"),
+        ({"max_episodes_per_worker": 5, "num_workers": 0}, "max_episodes_per_worker=5 needs workers"),
+        ({"max_worker_rss": 1 << 30, "num_workers": 0}, "max_worker_rss=1073741824 needs workers"),
+    ],
+)
+def test_options_that_make_no_sense(options, text):
+    """They are refused before anything is started."""
+    with pytest.raises(errors.ConfigError, match=text):
+        make_engine([StreamEnv], **options)
