@@ -15,6 +15,7 @@ from toys import CountingEnv, FailingOnceEnv, FaultyEnv, KilledOnceEnv, SampledE
 
 from fastvec import SharedMemVectorEnv, errors
 from fastvec._core import config
+from fastvec._core.launch import wait_for_exit
 from fastvec._env_access import call_method, get_attr
 from fastvec._spaces import GymnasiumAdapter
 
@@ -264,3 +265,93 @@ def test_another_space_in_a_new_worker_is_an_error(flag):
     with pytest.raises(errors.SpaceMismatchError, match="those of a new worker 0 declare different"):
         step(engine)
     engine.close()
+
+
+def kill_while_idle(venv, worker):
+    """Kill a worker and wait until it has ended."""
+    (process,) = [w.process for w in venv._engine._pool.workers if w.index == worker]
+    os.kill(process.pid, 9)
+    wait_for_exit([process], 10)
+
+
+def test_a_call_on_a_worker_that_died_before_raises():
+    """None of its results is made up."""
+    engine = make_engine([functools.partial(CountingEnv, i) for i in range(4)], on_failure="restart")
+    reset(engine)
+    (pid,) = engine.call("pid", call_pid, env_ids=[0])
+    os.kill(pid, 9)
+    wait_for_exit([engine._pool.workers[0].process], 10)
+    with pytest.raises(errors.WorkerDiedError, match="killed by SIGKILL"):
+        engine.call("add", call_method, "add", 1, env_ids=range(4))
+    assert engine.call("add", call_method, "add", 1, env_ids=range(4)) == [1, 2, 3, 4]
+    engine.close()
+
+
+@pytest.mark.parametrize("when", ["before", "in a call before"])
+@pytest.mark.parametrize("observation", ["box", "text"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reset_of_some_environments_of_a_worker_that_was_lost(mode, observation, when):
+    """Those that are left out keep their observations until the next step, which tells of the cut; the others go on."""
+    space = {"box": spaces.Box(0, 1, (2,), np.float32), "text": spaces.Text(9)}[observation]
+    fns = [functools.partial(SampledEnv, space, spaces.Discrete(3), i) for i in range(4)]
+    options = {"autoreset_mode": mode, "in_series": 2, "start_method": "fork"}
+    with (
+        SharedMemVectorEnv(fns, on_failure="restart", **options) as venv,
+        SharedMemVectorEnv(fns, **options) as undisturbed,
+    ):
+        for one in (venv, undisturbed):
+            one.reset(seed=5)
+        before = venv.step([0] * 4)[0]
+        assert_same(before, undisturbed.step([0] * 4)[0])
+        kill_while_idle(venv, 0)
+        if when != "before":
+            with pytest.raises(errors.WorkerDiedError):
+                venv.call("tell", 1)
+        mask = {"options": {"reset_mask": np.array([True, False, False, False])}}
+        observations = venv.reset(seed=9, **mask)[0]
+        expected = undisturbed.reset(seed=9, **mask)[0]
+        # Env 0 was reset with a seed, in the new worker as in the old one; the rest is as it was.
+        assert_same(observations, expected)
+        assert_same(observations[1:], before[1:])
+        (found, wanted) = (one.step([0] * 4) for one in (venv, undisturbed))
+        assert found[3].tolist() == [False, True, False, False]
+        assert found[1].tolist() == [wanted[1][0], 0, *wanted[1][2:]]
+        rest = [0, 2, 3]
+        for row in rest:
+            assert_same(found[0][row], wanted[0][row])
+        infos = found[4]["final_info"] if mode is AutoresetMode.SAME_STEP else found[4]
+        assert infos["_worker_restarted"].tolist() == [False, True, False, False]
+        last = found[4]["final_obs"][1] if mode is AutoresetMode.SAME_STEP else found[0][1]
+        assert_same(last, before[1])
+        for _ in range(2 if mode is not AutoresetMode.DISABLED else 0):
+            (found, wanted) = (one.step([0] * 4) for one in (venv, undisturbed))
+            assert_same(found[0][0], wanted[0][0])
+            assert_same(found[1][[0, 2, 3]], wanted[1][[0, 2, 3]])
+
+
+def keep_and_count(env_id, n):
+    return {"env": env_id, "n": n}
+
+
+@pytest.mark.parametrize(
+    ("reset_options", "expected"),
+    [
+        (None, [None, None, None]),
+        ("keep", [{"level": 3}] * 3),
+        (keep_and_count, [{"env": 0, "n": n} for n in (2, 3, 4)]),
+    ],
+)
+def test_options_of_automatic_resets_outlive_a_worker(reset_options, expected):
+    """The replacement goes on with the options of the last reset, and with the count of automatic ones."""
+    fns = [functools.partial(CountingEnv, i, horizon=2) for i in range(2)]
+    options = {"reset_options": reset_options, "start_method": "fork", "autoreset_mode": AutoresetMode.SAME_STEP}
+    with SharedMemVectorEnv(fns, num_workers=2, on_failure="restart", **options) as venv:
+        venv.reset(seed=5, options={"level": 3})
+        for _ in range(2):
+            venv.step([0, 0])
+        kill_while_idle(venv, 0)
+        for _ in range(6):
+            venv.step([0, 0])
+        calls = venv.call("reset_calls")
+    assert [options for _, options in calls[0]] == expected
+    assert len(calls[1]) == 5

@@ -115,7 +115,7 @@ class Crew(Engine, ABC):
     def _settle(self, name: str, deadline: float | None) -> None:
         """Take replies that nobody has waited for, after a timeout or an interrupt or before a reset."""
         self._collect(name, deadline, None)
-        self._take_over()
+        self._take_over(held=True)
         self._change_hands()
 
     def _collect(self, name: str, deadline: float | None, seconds: float | None) -> None:
@@ -160,8 +160,12 @@ class Crew(Engine, ABC):
             if other is not None:
                 self._replies.done(other)
 
-    def _replace_lost(self) -> None:
-        """Have other workers in the place of those that were lost, with environments reset."""
+    def _replace_lost(self, *, held: bool = True) -> None:
+        """Have other workers in the place of those that were lost, with environments reset.
+
+        Args:
+            held: Whether it takes another step to tell of it, which these environments then sit out.
+        """
         state, self._why_broken = self.state, "replacing a worker was interrupted"
         while self._lost:
             # An interrupt in the midst of this would leave a worker of which nobody knows how far it is.
@@ -180,11 +184,11 @@ class Crew(Engine, ABC):
             self._recycling.started(worker)
             self._moves = [(old, rows) for old, rows in self._moves if old.index != index]
             self._give(worker, worker.env_ids)
-            arguments = self._restarts.arguments(worker.env_ids)
-            request = ResetRequest(list(range(len(worker.env_ids))), arguments, ended=True)
+            rows, arguments = list(range(len(worker.env_ids))), self._restarts.arguments(worker.env_ids)
+            request = ResetRequest(rows, arguments, self._restarts.options(worker.env_ids), held)
             news = self._ask(worker, Opcode.RESET, "reset", self._dumps(request))
             if news is not None:
-                self._untold[index] = Restart.of(error, news)
+                self._untold[index] = Restart.of(error, news, worker.env_ids)
                 _LOGGER.warning("worker %d was replaced: %s", index, self._untold[index].info["reason"])
         self.state = state
 
@@ -231,15 +235,15 @@ class Crew(Engine, ABC):
             if its:
                 self._retire(worker, its)
 
-    def _take_over(self) -> None:
+    def _take_over(self, *, held: bool) -> None:
         """After a step: replace workers that were lost, and have successors go on with what others have left."""
-        self._replace_lost()
+        self._replace_lost(held=held)
         for worker in list(self._pool.leaving.values()):
             news = self._news[worker.slot]
             if news.left:
                 self._news[worker.slot] = news._replace(left={})
                 self._adopt(worker, news.left, at_once=self._config.autoreset_mode is AutoresetMode.SAME_STEP)
-        self._replace_lost()
+        self._replace_lost(held=held)
 
     def _adopt(self, worker: WorkerHandle, left: dict[int, bytes], *, at_once: bool) -> None:
         """Have the successor of a worker go on with environments; the worker's own news of them come first."""

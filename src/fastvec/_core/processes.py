@@ -36,9 +36,9 @@ class ProcessEngine(Crew):
 
     def __init__(self, config: EngineConfig, env_fns: Sequence[Callable[[], Any]], adapter: Adapter) -> None:
         super().__init__(config, env_fns, adapter)
-        # Of the reset that is pending: what each worker was sent, and who was to reset all of its environments.
+        # Of the reset that is pending: what each worker was sent, and whom it concerns.
         self._resets: dict[int, bytes] = {}
-        self._reset_whole: set[int] = set()
+        self._chosen: list[int] = []
         # Of the call that is pending: where each worker's results belong, by slot, and those that have come.
         self._places: dict[int, list[int]] = {}
         self._outcome = CallOutcome([], None)
@@ -55,8 +55,6 @@ class ProcessEngine(Crew):
             if its:
                 rows = [i - env_ids.start for i in its]
                 messages[index] = self._dumps(ResetRequest(rows, [reset.arguments[i] for i in its]))
-                if len(its) == len(env_ids):
-                    self._reset_whole.add(index)
         self._settle("reset", deadline)
         self._recycle()
         self._bring_over(chosen)
@@ -64,7 +62,7 @@ class ProcessEngine(Crew):
             self._restarts.was_reset(i, reset.arguments[i])
         if self._config.recycles:
             self._recycling.count_resets(chosen)
-        self._resets = messages
+        self._resets, self._chosen = messages, chosen
         workers = [self._pool.workers[index] for index in messages]
         self._command(Opcode.RESET, "reset", workers, list(messages.values()), deadline)
 
@@ -78,33 +76,39 @@ class ProcessEngine(Crew):
                 news = self._ask(worker, Opcode.RESET, "reset", self._resets[index])
                 if news is not None:
                     self._news[worker.slot] = news
-        for index in self._reset_whole:
-            self._untold.pop(index, None)
-        self._reset_whole.clear()
-        result: ResetResult = self._read(self._batch.reset, self._news)
+        for index, restart in list(self._untold.items()):
+            restart.env_ids.difference_update(self._chosen)
+            if not restart.env_ids:
+                del self._untold[index]
+        cut_off = [env_id for restart in self._untold.values() for env_id in restart.env_ids]
+        result: ResetResult = self._read(self._batch.reset, self._news, cut_off)
         return result
 
     def _start_step(self, array: Any, code: int, objects: list[Any], deadline: float | None) -> None:
         messages = [] if array is not None else [self._dumps([objects[i] for i in ids]) for ids in self._slices]
         self._settle("step", deadline)
         self._recycle()
-        workers = [worker for worker in self._working if worker.index not in self._untold]
         if array is not None:
             self._views.actions(code)[...] = array
-            self._command(Opcode.STEP, "step", workers, None, deadline, code)
+            self._command(Opcode.STEP, "step", self._working, None, deadline, code)
         else:
-            chosen = [messages[worker.index] for worker in workers]
-            self._command(Opcode.STEP_OBJECTS, "step", workers, chosen, deadline)
+            chosen = [messages[worker.index] for worker in self._working]
+            self._command(Opcode.STEP_OBJECTS, "step", self._working, chosen, deadline)
 
     def _finish_step(self, deadline: float | None, seconds: float | None) -> StepResult:
         self._collect("step", deadline, seconds)
-        self._take_over()
-        lost = {}
-        for index, restart in self._untold.items():
-            self._news[self._pool.workers[index].slot], lost[index] = restart.news, restart.info
+        self._take_over(held=False)
+        news, cut_off = list(self._news), {}
         with_finals = self._config.autoreset_mode is AutoresetMode.SAME_STEP
-        result: StepResult = self._read(self._batch.step, self._news, lost, with_finals)
+        for index, restart in self._untold.items():
+            worker = self._pool.workers[index]
+            cut_off.update(dict.fromkeys(restart.env_ids, restart.info))
+            if with_finals:  # else the last observations are shown, and those of the resets are not
+                rows = [env_id - worker.env_ids.start for env_id in restart.env_ids]
+                news[worker.slot] = news[worker.slot].and_then(restart.news.of(rows))
+        result: StepResult = self._read(self._batch.step, news, cut_off, with_finals)
         self._untold.clear()
+        self._restarts.count_ends(result.flags)
         if self._config.recycles:
             self._change_hands()
             self._recycling.count_ends(result.flags)
@@ -133,6 +137,8 @@ class ProcessEngine(Crew):
         self._command(Opcode.CALL, call.name, list(places), messages, None)
 
     def _finish_call(self, deadline: float | None, seconds: float | None) -> CallOutcome:
+        if self._lost:  # in taking the command
+            self._outcome = CallOutcome(self._outcome.results, next(iter(self._lost.values())))
         while self._replies.missing:
             results, failure = self._outcome
             try:

@@ -22,7 +22,7 @@ later one. A worker has at most one command at a time.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
@@ -141,12 +141,15 @@ class ResetRequest(NamedTuple):
     """Reset some environments of the worker (local indices), each with its keyword arguments.
 
     Attributes:
-        ended: Whether they count as ended all the same, and are reset once more where ended environments are.
+        anew: For environments in the place of others that were lost: the options of the last reset of each, and how
+            many automatic ones there were since. They then count as ended.
+        held: Whether the next step leaves them out.
     """
 
     rows: list[int]
     arguments: list[Mapping[str, Any]]
-    ended: bool = False
+    anew: list[tuple[Any, int]] | None = None
+    held: bool = False
 
 
 class CallRequest(NamedTuple):
@@ -194,6 +197,13 @@ class StepNews(NamedTuple):
     finals: dict[int, Any]
     objects: dict[tuple[int, int], Any]
     left: dict[int, bytes]
+
+    def of(self, rows: Collection[int]) -> StepNews:
+        """What the news of a reset say of some rows."""
+        reset_infos = {row: info for row, info in self.reset_infos.items() if row in rows}
+        return NO_NEWS._replace(
+            reset_infos=reset_infos, objects={key: value for key, value in self.objects.items() if key[1] in rows}
+        )
 
     def and_then(self, later: StepNews) -> StepNews:
         """These news and those of a later command to the same worker, of which no row is in both."""

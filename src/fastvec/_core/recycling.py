@@ -23,7 +23,7 @@ _INTERVAL = 1.0
 #: After a successor could not be started, this many seconds until the next try.
 _PAUSE = 60.0
 
-_ENDED = StepFlag.TERMINATED | StepFlag.TRUNCATED
+_ENDED = (StepFlag.TERMINATED | StepFlag.TRUNCATED).value
 
 
 def resident_bytes(pid: int) -> int:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastvec._core.config import EngineConfig
+from fastvec._core.layout import StepFlag
 from fastvec._core.protocol import StepNews
 from fastvec.errors import WorkerDiedError
 
 __all__ = ["Restart", "Restarts"]
+
+_ENDED = (StepFlag.TERMINATED | StepFlag.TRUNCATED).value
 
 
 class Restart(NamedTuple):
@@ -22,17 +25,19 @@ class Restart(NamedTuple):
     Attributes:
         info: What to put in the info of each of the worker's environments.
         news: What their reset had to say beyond the arrays.
+        env_ids: Whose episodes it has cut off: of those that are reset by command meanwhile nothing is to be told.
     """
 
     info: dict[str, Any]
     news: StepNews
+    env_ids: set[int]
 
     @classmethod
-    def of(cls, error: BaseException, news: StepNews) -> Restart:
+    def of(cls, error: BaseException, news: StepNews, env_ids: Iterable[int]) -> Restart:
         """For a worker that was lost by an error."""
         reason = str(error.__cause__ or error).strip().partition("\n")[0]
         exitcode = error.exitcode if isinstance(error, WorkerDiedError) else None
-        return cls({"reason": reason or type(error).__name__, "exitcode": exitcode}, news)
+        return cls({"reason": reason or type(error).__name__, "exitcode": exitcode}, news, set(env_ids))
 
 
 class Restarts:
@@ -47,6 +52,10 @@ class Restarts:
         self._times: collections.deque[float] = collections.deque()
         self._seeds: list[int | None] = [None] * config.num_envs
         self._counts = [0] * config.num_envs
+        # As their workers count them: options of the last reset by command, and automatic ones since.
+        self._options: list[Any] = [None] * config.num_envs
+        self._ends = np.zeros(config.num_envs, np.int64)
+        self._counts_ends = config.restart and callable(config.reset_options)
 
     def allow(self) -> bool:
         """Count one more; whether it is not too much."""
@@ -58,8 +67,18 @@ class Restarts:
 
     def was_reset(self, env_id: int, arguments: Mapping[str, Any]) -> None:
         """Take note of a seed that its user gave to an environment; without one it goes on with the last."""
+        self._options[env_id], self._ends[env_id] = arguments.get("options"), 0
         if arguments.get("seed") is not None:
             self._seeds[env_id], self._counts[env_id] = int(arguments["seed"]), 0
+
+    def count_ends(self, flags: bytes) -> None:
+        """Take note of the episodes that a step has ended."""
+        if self._counts_ends:
+            self._ends += np.frombuffer(flags, np.uint8) & _ENDED != 0
+
+    def options(self, env_ids: Sequence[int]) -> list[tuple[Any, int]]:
+        """For ``ResetRequest.anew``."""
+        return [(self._options[env_id], int(self._ends[env_id])) for env_id in env_ids]
 
     def arguments(self, env_ids: Sequence[int]) -> list[Mapping[str, Any]]:
         """With what to reset environments in a new worker: a seed that follows from their last one, if they had one.

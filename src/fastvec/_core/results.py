@@ -88,18 +88,19 @@ class BatchReader:
         self._last = [array.copy() for array in self._copied()] if remember else []
 
     def step(
-        self, news: list[StepNews], lost: Mapping[int, dict[str, Any]] = _NONE, with_finals: bool = True
+        self, news: list[StepNews], cut_off: Mapping[int, dict[str, Any]] = _NONE, with_finals: bool = True
     ) -> StepResult:
         """The result of a step.
 
         Args:
             news: By slot.
-            lost: Slices whose runners were lost and replaced, with what to say of it in their infos. Their episodes
-                were cut off, and what they have written is the reset that followed.
+            cut_off: Environments whose runners were lost and replaced, with what to say of it in their infos. What the
+                arrays hold of them is the reset that followed.
             with_finals: Whether observations of the next episode are shown, and the last ones beside; else the last.
         """
-        for index in lost:
-            self._void(self._slices[index])
+        for env_id in cut_off:
+            self._views.rewards[env_id] = self._views.info_codes[env_id] = 0
+            self._views.flags[env_id] = StepFlag.TRUNCATED
         arrays = self._copied()
         flags = self._views.flags.tobytes()
         finals: dict[int, Any] = {}
@@ -122,8 +123,12 @@ class BatchReader:
                     finals[index] = build(
                         self._tree, (a[index, ...].copy() for a in self._views.finals if a is not None)
                     )
-        for index, info in lost.items():
-            self._cut_off(self._slices[index], info, arrays, infos, finals, with_finals=with_finals)
+        for env_id, info in cut_off.items():
+            infos[env_id] = {"worker_restarted": dict(info)}
+            if with_finals:
+                finals[env_id] = build(self._tree, (copy.deepcopy(last[env_id]) for last in self._last))
+        if not with_finals:
+            self._show_last(cut_off, arrays)
         self._remember(arrays)
         return StepResult(
             build(self._tree, iter(arrays)), self._views.rewards.copy(), flags, infos, finals, reset_infos
@@ -133,15 +138,19 @@ class BatchReader:
         """The runner of a slice is a new one, in this slot, which announces its schemas anew."""
         for other in [slot for slot, reader in self._readers.items() if reader.env_ids == self._slices[index]]:
             del self._readers[other]
-        self._readers[slot] = _SliceReader(self._views, self._slices[index], self._thaw)
+        self._add_reader(index, slot)
 
     def succeeded(self, index: int, slot: int) -> None:
         """A slice has a second runner, in this slot, which has no environments yet."""
         for reader in self._readers.values():
             if reader.env_ids == self._slices[index]:
                 reader.rows = set(range(len(reader.env_ids)))
-        self._readers[slot] = _SliceReader(self._views, self._slices[index], self._thaw)
-        self._readers[slot].rows = set()
+        self._add_reader(index, slot).rows = set()
+
+    def _add_reader(self, index: int, slot: int) -> _SliceReader:
+        reader = self._readers[slot] = _SliceReader(self._views, self._slices[index], self._thaw)
+        self._readers = dict(sorted(self._readers.items(), key=lambda item: item[1].env_ids.start))
+        return reader
 
     def moved(self, slot: int, successor: int, rows: Collection[int]) -> None:
         """From the next step on another runner of the slice has these rows of it; who has none is forgotten."""
@@ -154,37 +163,22 @@ class BatchReader:
             del self._readers[slot]
             after.rows = None
 
-    def _void(self, env_ids: range) -> None:
-        rows = slice(env_ids.start, env_ids.stop)
-        self._views.rewards[rows] = 0
-        self._views.flags[rows] = StepFlag.TRUNCATED
-        self._views.info_codes[rows] = 0
-
-    def _cut_off(
-        self,
-        env_ids: range,
-        info: dict[str, Any],
-        arrays: list[NDArray[Any]],
-        infos: list[dict[Any, Any]],
-        finals: dict[int, Any],
-        *,
-        with_finals: bool,
-    ) -> None:
-        """Say of the environments of a slice that their episodes ended with the last observation that is known."""
-        for i in env_ids:
-            infos[i] = {"worker_restarted": dict(info)}
-            if with_finals:
-                finals[i] = build(self._tree, (copy.deepcopy(last[i]) for last in self._last))
-            else:
-                for array, last in zip(arrays, self._last, strict=True):
-                    array[i] = last[i]
+    def _show_last(self, env_ids: Iterable[int], arrays: list[NDArray[Any]]) -> None:
+        for array, last in zip(arrays, self._last, strict=False):
+            for env_id in env_ids:
+                array[env_id] = copy.deepcopy(last[env_id])
 
     def _remember(self, arrays: list[NDArray[Any]]) -> None:
         for last, array in zip(self._last, arrays, strict=False):
             last[...] = copy.deepcopy(array) if array.dtype == object else array
 
-    def reset(self, news: list[StepNews]) -> ResetResult:
-        """The result of a reset, from the news by slot."""
+    def reset(self, news: list[StepNews], cut_off: Collection[int] = ()) -> ResetResult:
+        """The result of a reset.
+
+        Args:
+            news: By slot.
+            cut_off: Environments that are not reset, whose runners were lost and replaced: the next step tells of it.
+        """
         arrays = self._copied()
         infos: list[dict[Any, Any]] = [{} for _ in range(self._num_envs)]
         for (leaf, env_id), frozen in self._objects.items():
@@ -193,6 +187,7 @@ class BatchReader:
             self._fill_objects(news[slot], reader.env_ids, arrays)
             for row, frozen in news[slot].reset_infos.items():
                 infos[reader.env_ids[row]] = self._thaw(frozen)
+        self._show_last(cut_off, arrays)
         self._remember(arrays)
         return ResetResult(build(self._tree, iter(arrays)), infos)
 

@@ -69,6 +69,8 @@ class EnvRunner:
         # What each step steps: without those that another worker steps yet, or already.
         self._stepped: list[tuple[int, Any]] = [] if succeeds else list(enumerate(envs))
         self._retiring = False
+        # Those that the next step leaves out.
+        self._held: set[int] = set()
         self._mode = autoreset_mode
         self._reset_options = reset_options
         # Of each row: the options of its last explicit reset, and how many automatic ones there were since.
@@ -89,19 +91,35 @@ class EnvRunner:
         self._finals = [a if a is None else a[rows] for a in views.finals]
         self._nans = NanGuard(list(leaves(self._tree)), observations, views.rewards[rows]) if check_nan else None
 
-    def reset(self, rows: Iterable[int], arguments: Iterable[Mapping[str, Any]], ended: bool = False) -> StepNews:
+    def reset(
+        self,
+        rows: Sequence[int],
+        arguments: Sequence[Mapping[str, Any]],
+        anew: Sequence[tuple[Any, int]] | None = None,
+        held: bool = False,
+    ) -> StepNews:
         """Reset some environments, each with its keyword arguments; see :class:`ResetRequest`."""
         reset_infos: dict[int, Any] = {}
-        for row, keywords in zip(rows, arguments, strict=True):
+        for index, (row, keywords) in enumerate(zip(rows, arguments, strict=True)):
             with blame(self._env_ids[row], "reset"):
+                if anew is None:
+                    self._options[row], self._resets[row] = keywords.get("options"), 0
+                else:
+                    self._options[row], self._resets[row] = anew[index]
+                    keywords = {**keywords, **self._options_again(row)}
+                    # Where the next step but one resets them once more, that is the one that is seen.
+                    self._resets[row] += self._mode is not AutoresetMode.NEXT_STEP
                 self._write(row, self._take_reset(row, self.envs[row].reset(**keywords), reset_infos))
                 if self._nans is not None:
                     self._nans.after_reset(row, keywords)
-            self._options[row], self._resets[row] = keywords.get("options"), 0
-            if ended and self._mode is AutoresetMode.NEXT_STEP:
-                self._ended.add(row)
-            else:
-                self._ended.discard(row)
+            self._ended.discard(row)
+        if anew is not None and self._mode is AutoresetMode.NEXT_STEP:
+            self._ended.update(rows)
+        if held:
+            self._held.update(rows)
+            self._set_stepped({row for row, _ in self._stepped}.difference(rows))
+        elif self._held:
+            self._release(self._held.intersection(rows))
         return self._news("reset", {}, reset_infos, {}, {})
 
     def step(self, actions: Sequence[Any]) -> StepNews:
@@ -171,6 +189,8 @@ class EnvRunner:
                     nans.complain(row, actions[row])
         except BaseException as error:
             raise EnvFailure(self._env_ids[row], "step", error) from error
+        if self._held:
+            self._release(set(self._held))
         return self._news("step", rests, reset_infos, finals, self._leave(left) if left else {})
 
     def retire(self, rows: Iterable[int]) -> StepNews:
@@ -228,6 +248,10 @@ class EnvRunner:
         if self._nans is not None:
             self._nans.seeds[row] = parcel.seed
 
+    def _release(self, rows: set[int]) -> None:
+        self._held -= rows
+        self._set_stepped({row for row, _ in self._stepped} | rows)
+
     def _set_stepped(self, rows: Iterable[int]) -> None:
         self._stepped = [(row, self.envs[row]) for row in sorted(rows)]
         if self._nans is not None:
@@ -261,12 +285,19 @@ class EnvRunner:
             self._nans.begins_anew(row)
         if self._reset_options is None:
             return env.reset()
+        keywords = self._options_again(row)
         self._resets[row] += 1
+        return env.reset(**keywords)
+
+    def _options_again(self, row: int) -> dict[str, Any]:
+        """With which options to reset an environment whose episode has ended, as keyword arguments."""
+        if self._reset_options is None:
+            return {}
         if callable(self._reset_options):
-            options = self._reset_options(self._env_ids[row], self._resets[row])
+            options = self._reset_options(self._env_ids[row], self._resets[row] + 1)
         else:
             options = self._options[row]
-        return env.reset() if options is None else env.reset(options=options)
+        return {} if options is None else {"options": options}
 
     def _reset_late(self, row: int, env: Any) -> Any:
         """A step that resets: no reward, no flags, and the info of the reset in the place of the step's."""
