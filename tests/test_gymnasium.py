@@ -428,6 +428,24 @@ def test_what_vector_environments_promise_to_have(way):
         assert (venv.unwrapped, venv.spec) == (venv, None)
 
 
+class RenderingEnv(CountingEnv):
+    """Renders what it is told to."""
+
+    def __init__(self, env_id, rendered):
+        super().__init__(env_id)
+        self.rendered = rendered
+
+    def render(self):
+        return self.rendered
+
+
+def test_what_is_no_image_is_returned_as_it_is(way):
+    """render() makes no picture of what the environments render: None, text and images come back side by side."""
+    rendered = (None, "text", np.full((2, 3, 3), 7, np.uint8))
+    with SharedMemVectorEnv([functools.partial(RenderingEnv, i, v) for i, v in enumerate(rendered)], **way) as venv:
+        assert_same(venv.render(), rendered)
+
+
 def test_make_vec_is_gymnasiums(way):
     """Arguments, wrappers and the spec, from which gymnasium.make_vec and fastvec.make_vec make the same again."""
     venv = make_vec(

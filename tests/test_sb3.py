@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
+import types
 import warnings
 
 import gymnasium
@@ -48,6 +50,20 @@ WAYS = {
 @pytest.fixture(params=["serial", "2 workers"])
 def way(request):
     return WAYS[request.param]
+
+
+class RenderingEnv(CountingEnv):
+    """Renders what it is told to, as an image."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+    render_mode = "rgb_array"
+
+    def __init__(self, env_id, rendered):
+        super().__init__(env_id)
+        self.rendered = rendered
+
+    def render(self):
+        return self.rendered
 
 
 class CartPoleWithPid(CartPoleEnv):
@@ -193,6 +209,84 @@ def test_metadata_and_render(way):
     assert [image.shape for image in images] == [(400, 600, 3)] * 3
     assert venv.render().shape == (800, 1200, 3)
     venv.close()
+
+
+def frame(value):
+    return np.full((2, 3, 3), value, np.uint8)
+
+
+#: By name, what each environment renders, and which of it are images.
+RENDERED = {
+    "all": ([frame(1), frame(2), frame(3)], [0, 1, 2]),
+    "lists": ([frame(1).tolist(), frame(2).tolist()], [0, 1]),
+    "some": ([None, frame(1), "text", frame(2), [[1], [2, 3]], frame(3)[0], frame(4), {"a": 1}], [1, 3, 6]),
+    "one": ([None, frame(1)], [1]),
+    "none": ([None, None, None], []),
+}
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_what_is_no_image_is_left_out_of_the_picture(name, way):
+    """The rest is what DummyVecEnv makes of the images alone; one warning says whom it leaves out."""
+    rendered, images = RENDERED[name]
+    with SharedMemVecEnv([functools.partial(RenderingEnv, i, v) for i, v in enumerate(rendered)], **way) as venv:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pictures = [venv.render(), venv.render("rgb_array")]
+        assert_same(venv.get_images(), rendered)
+    others = [i for i in range(len(rendered)) if i not in images]
+    assert [str(warning.message).partition(":")[0] for warning in caught] == [
+        f"render() leaves out envs {others}" for _ in others[:1]
+    ]
+    assert all(warning.filename == __file__ for warning in caught)
+    if not images:
+        assert pictures == [None, None]
+        return
+    dummy = DummyVecEnv([functools.partial(RenderingEnv, i, rendered[i]) for i in images])
+    assert_same(pictures, [dummy.render()] * 2)
+
+
+def test_the_types_of_what_is_no_image_are_in_the_warning(way):
+    """Each once."""
+    fns = [functools.partial(RenderingEnv, i, value) for i, value in enumerate((None, "a", "b"))]
+    text = r"expected images \(height, width, channels\), got NoneType, str$"
+    with SharedMemVecEnv(fns, **way) as venv, pytest.warns(UserWarning, match=text):
+        assert venv.render() is None
+
+
+def test_a_window_shows_the_picture(way, monkeypatch):
+    """As SB3 has it, with OpenCV; nothing is shown where there is no image."""
+    shown = []
+    window = types.SimpleNamespace(imshow=lambda name, picture: shown.append((name, picture)), waitKey=lambda _: None)
+    monkeypatch.setitem(sys.modules, "cv2", window)
+    for rendered, images in (RENDERED["all"], RENDERED["none"]):
+        fns = [functools.partial(RenderingEnv, i, value) for i, value in enumerate(rendered)]
+        with SharedMemVecEnv(fns, **way) as venv, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert venv.render("human") is None
+            if images:
+                assert DummyVecEnv(fns).render("human") is None
+    ours, dummys = shown
+    assert ours[0] == dummys[0]
+    assert np.array_equal(ours[1], dummys[1])
+
+
+@pytest.mark.parametrize(
+    ("render_mode", "mode"),
+    [(made, asked) for made in (None, "human", "ansi") for asked in (None, "human", "rgb_array", "ansi")]
+    + [("rgb_array", "ansi")],
+)
+def test_render_modes_are_sb3s(render_mode, mode, way):
+    """Without images everything is left to SB3: the same warnings, the same result."""
+    said = []
+    for cls, options in ((SharedMemVecEnv, way), (DummyVecEnv, {})):
+        venv = cls([functools.partial(RenderingEnv, i, None) for i in range(2)], **options)
+        venv.render_mode = render_mode
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            said.append((venv.render(mode), [str(warning.message) for warning in caught]))
+        venv.close()
+    assert said[0] == said[1]
 
 
 def test_calls_after_an_error(way):

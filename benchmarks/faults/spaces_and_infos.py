@@ -178,24 +178,43 @@ def sparse_infos(library: Library) -> Outcome:
 
 
 class Rendering(TinyEnv):
-    """Renders nothing although it says it would."""
+    """Renders what it is told to although it says that it renders images."""
 
     metadata = {"render_modes": ["rgb_array"]}
     render_mode = "rgb_array"
+    rendered: Any = None
 
     def render(self) -> Any:
-        return None
+        return self.rendered
+
+
+class Drawing(Rendering):
+    """Renders an image."""
+
+    rendered = np.full((2, 3, 3), 7, np.uint8)
 
 
 @case(
     "I1",
-    "`render()` of environments that return None",
-    not_yet="SB3's `render()` makes one picture of all, and is inherited",
+    "`render()` of environments that return None, all of them or one of two",
+    "tests/test_sb3.py::test_what_is_no_image_is_left_out_of_the_picture",
+    "tests/test_gymnasium.py::test_what_is_no_image_is_returned_as_it_is",
 )
 def no_image(library: Library) -> Outcome:
-    vec = library.make([Rendering] * 2, "fork")
-    vec.reset()
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
-        images, error = attempt(vec.raw.render)
-    return Outcome(name_of(error) if error else f"returns {images}", error is None)
+    parts = []
+    for what, env_fns in {"all": [Rendering] * 2, "one": [Rendering, Drawing]}.items():
+        vec = library.make(env_fns, "fork")
+        vec.reset()
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            rendered, error = attempt(vec.raw.render)
+        image = Drawing.rendered if what == "one" else None
+        # A picture of the images that there are, or what each environment returned.
+        if library.sb3:
+            right = rendered is None if image is None else np.array_equal(rendered, image)
+            shown = "None" if rendered is None else "the other's image" if right else "something else"
+        else:
+            right = rendered is not None and len(rendered) == 2 and same(rendered[0], None) and same(rendered[1], image)
+            shown = "what they returned" if right else "something else"
+        parts.append((f"{what}: {name_of(error) if error else f'returns {shown}'}", error is None and right))
+    return verdict(*parts)

@@ -17,7 +17,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 try:
-    from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
+    from stable_baselines3.common.vec_env.base_vec_env import (
+        VecEnv,
+        VecEnvIndices,
+        VecEnvObs,
+        VecEnvStepReturn,
+        tile_images,
+    )
 except ImportError as error:
     raise ImportError(
         "SharedMemVecEnv is a Stable-Baselines3 VecEnv and needs stable-baselines3: pip install 'fastvec[sb3]'"
@@ -128,6 +134,7 @@ class SharedMemVecEnv(VecEnv):
         )
         self.closed = False
         self.waiting = False
+        self._has_told_of_no_image = False
         self._no_flags = bytes(len(factories))
         self.num_workers = config.num_workers
         self.start_method = config.start_method
@@ -234,6 +241,38 @@ class SharedMemVecEnv(VecEnv):
             return [None] * self.num_envs
         return self._call("render", _env_access.render)
 
+    def render(self, mode: str | None = None) -> NDArray[Any] | None:
+        """Show all environments in one picture; those that render no image are left out, with one warning.
+
+        Args:
+            mode: ``"human"`` for a window; None for what ``render_mode`` says.
+
+        Returns:
+            The picture, ``(rows * height, columns * width, channels)``; None for a window, and where there is no image.
+        """
+        if self.render_mode != "rgb_array" or mode not in (None, "rgb_array", "human"):
+            return super().render(mode)
+        rendered = self.get_images()
+        images: list[Any] = [image for image in rendered if _is_image(image)]
+        if len(images) < len(rendered) and not self._has_told_of_no_image:
+            self._has_told_of_no_image = True
+            others = {i: type(image).__name__ for i, image in enumerate(rendered) if not _is_image(image)}
+            warnings.warn(
+                f"render() leaves out envs {list(others)}: expected images (height, width, channels), got "
+                f"{', '.join(sorted(set(others.values())))}",
+                stacklevel=2,
+            )
+        if not images:
+            return None
+        picture = tile_images(images)
+        if mode != "human":
+            return picture
+        import cv2
+
+        cv2.imshow("vecenv", picture[:, :, ::-1])
+        cv2.waitKey(1)
+        return None
+
     def has_attr(self, attr_name: str) -> bool:
         """Whether every environment has an attribute, whose value need not be picklable."""
         return all(self._call("has_attr", _env_access.has_attr, attr_name))
@@ -285,3 +324,11 @@ class SharedMemVecEnv(VecEnv):
             if not -self.num_envs <= index < self.num_envs:
                 raise IndexError(f"there is no env {index}: expected an index from 0 to {self.num_envs - 1}")
         return [index % self.num_envs for index in env_ids]
+
+
+def _is_image(rendered: Any) -> bool:
+    try:
+        array = np.asarray(rendered)
+    except Exception:  # of objects that only seem to be arrays, or of lists of different lengths
+        return False
+    return array.ndim == 3 and array.dtype.kind in "biuf"
