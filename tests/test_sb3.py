@@ -189,6 +189,97 @@ def test_attributes_and_methods(way):
     venv.close()
 
 
+class Outer(gymnasium.Wrapper):
+    """Has attributes of its own, one by a property, and tells what each layer has of any."""
+
+    level = "class"
+    both = "outer"
+
+    def __init__(self, env):
+        super().__init__(env)
+        self._doubled = 1
+
+    @property
+    def doubled(self):
+        return 2 * self._doubled
+
+    @doubled.setter
+    def doubled(self, value):
+        self._doubled = value
+
+    def layers(self, name):
+        """The values that the layers have themselves, from the outermost inwards; "-" for none."""
+        layer, found = self, []
+        while layer is not None:
+            found.append(vars(layer).get(name, "-"))
+            layer = getattr(layer, "env", None) if isinstance(layer, gymnasium.Wrapper) else None
+        return found
+
+
+class Forwarding(gymnasium.Wrapper):
+    """Looks up what it does not have in its environment, as all wrappers once did; has one attribute in a slot."""
+
+    __slots__ = ("slotted",)
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.middle = 0
+        self.slotted = 0
+
+    def __getattr__(self, name):
+        if name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+
+def layered(env_id):
+    env = CountingEnv(env_id)
+    env.both = "inner"
+    return Outer(Forwarding(env))
+
+
+@pytest.mark.parametrize("value", [7, [7, 8, 9], (7, 8, 9), None])
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("env_id", ["-", "-", "new"]),  # of the environment, seen through a wrapper that forwards
+        ("middle", ["-", "new", "-"]),
+        ("level", ["new", "-", "-"]),  # of the class
+        ("both", ["new", "-", "inner"]),  # the outermost of two, which is the one that get_attr reads
+        ("nowhere", ["new", "-", "-"]),
+    ],
+)
+def test_an_attribute_is_set_where_it_exists(name, own, value, way):
+    """For the chosen environments, to the value as it is, also a list as long as there are environments."""
+    with SharedMemVecEnv([functools.partial(layered, i) for i in range(3)], **way) as venv:
+        before = venv.env_method("layers", name)
+        venv.set_attr(name, value, indices=[0, 2])
+        assert venv.get_attr(name, [0, 2]) == [value, value]
+        after = venv.env_method("layers", name)
+        assert after[1] == before[1]
+        for i in (0, 2):
+            assert after[i] == [value if one == "new" else old for one, old in zip(own, before[i], strict=True)]
+        venv.set_attr(name, value)
+        assert venv.get_attr(name) == [value] * 3
+
+
+def test_properties_and_slots_are_set_as_attributes_are(way):
+    """By the setter of a wrapper, and into its slot; what has no setter is an error that leaves all usable."""
+    with SharedMemVecEnv([functools.partial(layered, i) for i in range(3)], **way) as venv:
+        venv.set_attr("doubled", 5)
+        assert venv.get_attr("doubled") == [10] * 3
+        spaces_of_envs = venv.env_method("layers", "observation_space")
+        venv.set_attr("observation_space", 5)  # which Gymnasium's wrappers keep beside the environment's
+        assert venv.get_attr("observation_space") == [5] * 3
+        assert venv.env_method("layers", "observation_space") == spaces_of_envs
+        venv.set_attr("slotted", 5)
+        assert venv.get_attr("slotted") == [5] * 3
+        assert venv.env_method("layers", "slotted") == [["-", "-", "-"]] * 3
+        with pytest.raises(AttributeError, match="unwrapped"):
+            venv.set_attr("unwrapped", 5)
+        assert venv.get_attr("env_id") == [0, 1, 2]
+
+
 def test_envs_are_there_without_workers_only():
     """`venv.envs` is the list of environments, as DummyVecEnv's; with workers the error says what to use."""
     serial = SharedMemVecEnv([functools.partial(CountingEnv, 0)], num_workers=0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Wrapper
 
-from faults.case import Outcome, attempt, case, name_of, told
+from faults.case import Outcome, attempt, case, name_of, told, verdict
 from faults.envs import TinyEnv, raising
 from faults.libraries import Library
 
@@ -41,17 +41,25 @@ def wrapped(env_id: int) -> Any:
 
 @case(
     "K3",
-    "`set_attr` through a wrapper, with a list of as many values as environments",
+    "`set_attr` through a wrapper, with a list of as many values as environments, and with an array",
+    "tests/test_sb3.py::test_an_attribute_is_set_where_it_exists",
     "tests/test_gymnasium.py::test_attributes_are_set_where_they_exist",
-    "tests/test_sb3.py::test_attributes_and_methods",
-    not_yet="both interfaces do here what the class that they replace does",
 )
 def set_attribute(library: Library) -> Outcome:
     vec = library.make([partial(wrapped, i) for i in range(2)], "fork")
     vec.reset()
-    vec.set_attribute("goal", [7, 8])
-    read, base = vec.attribute("goal"), vec.call("base_goal")
-    return Outcome(f"reads {read[0]} and {read[1]}, base has {base[0]} and {base[1]}", base == [[7, 8], [7, 8]])
+    bases = []
+    for value in ([7, 8], np.array([7, 8])):
+        vec.set_attribute("goal", value)
+        bases.append([np.asarray(goal).tolist() for goal in vec.call("base_goal")])
+    # As the interfaces are documented: SB3's has one value for all, Gymnasium's a list or tuple of one for each.
+    each = [[7, 8], [7, 8]] if library.sb3 else [7, 8]
+    rule = "one value for all" if library.sb3 else "a value for each"
+    parts = []
+    for what, base, wanted in (("list", bases[0], each), ("array", bases[1], [[7, 8], [7, 8]])):
+        said = f" ({rule}, as documented)" if what == "list" and base == wanted else ""
+        parts.append((f"{what}: base has {base[0]} and {base[1]}{said}", base == wanted))
+    return verdict(*parts)
 
 
 @case(

@@ -5,6 +5,7 @@ Functions of an environment, pickled by reference: this module must not import a
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,8 @@ __all__ = [
     "set_attr",
     "set_wrapper_attr",
 ]
+
+_MISSING = object()
 
 #: A class by module and qualified name, for asking about it without importing it.
 ClassName = tuple[str, str]
@@ -43,8 +46,17 @@ def has_attr(env: Any, name: str) -> bool:
 
 
 def set_attr(env: Any, name: str, value: Any) -> None:
-    """Set an attribute of the outermost wrapper."""
-    setattr(env, name, value)
+    """Set an attribute of the outermost wrapper or environment that has it, else of the outermost.
+
+    A wrapper that looks up in its environment what it does not have itself, by ``__getattr__``, does not have it:
+    Gymnasium's own ``set_wrapper_attr`` would stop there.
+    """
+    layer = env
+    while isinstance(layer, gymnasium.Wrapper):
+        if inspect.getattr_static(layer, name, _MISSING) is not _MISSING:
+            break
+        layer = layer.env
+    setattr(layer if layer is env or hasattr(layer, name) else env, name, value)
 
 
 def call_method(env: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:

@@ -282,7 +282,7 @@ class SharedMemVecEnv(VecEnv):
         return self._call("get_attr", _env_access.get_attr, attr_name, indices=indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Set an attribute of the outermost wrappers to one value."""
+        """Set an attribute to one value, as it is: where it exists, looked up through the wrappers, else outermost."""
         self._call("set_attr", _env_access.set_attr, attr_name, value, indices=indices)
 
     def env_method(
