@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +46,37 @@ def provoke(engine, where):
     for _ in range(3):
         engine.send(np.zeros(5, np.int64))
         engine.recv()
+
+
+class HungryEnv(CountingEnv):
+    """Has so much memory at some time, not at the end, and is killed in its second step."""
+
+    def step(self, action):
+        result = super().step(action)
+        if self.count == 1:
+            assert len(b"x" * 200_000_000) == 200_000_000
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+        return result
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_the_memory_of_a_killed_worker_is_told(method):
+    """By the most that it has had, where the system counts it apart from this program's."""
+    engine = make_engine([functools.partial(CountingEnv, 0), functools.partial(HungryEnv, 1)], start_method=method)
+    reset(engine)
+    step(engine)
+    with pytest.raises(errors.WorkerDiedError, match=r"killed by SIGKILL \(often .*: see `dmesg`\)") as caught:
+        step(engine)
+    told = re.search(r"; its resident memory was at most (\d+) MB$", str(caught.value))
+    if method == "spawn":
+        assert told is None
+    else:
+        # Pages that it shares with the process that it was forked from count, too.
+        shared = psutil.Process().memory_info().rss if method == "fork" else 150e6
+        assert 200 <= int(told[1]) <= 250 + shared / 1e6
+    engine.close()
 
 
 def test_this_process_reports_like_a_worker():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import warnings
@@ -84,22 +85,35 @@ def close_after_a_death(library: Library) -> Outcome:
     return Outcome(f"step {name_of(error)}; close {close}", close == "works")
 
 
+def killed_when_large(env: TinyEnv) -> None:
+    """In its third step, after it has had 200 MB."""
+    if env.count == 3:
+        len(b"x" * 200_000_000)
+        killing(signal.SIGKILL)(env)
+
+
 @case(
     "B4",
-    "a worker is killed, or crashes in native code",
+    "a worker is killed, having had 200 MB, or crashes in native code",
+    "tests/test_faults.py::test_the_memory_of_a_killed_worker_is_told",
     "tests/core/test_stacks.py::test_a_crash_in_native_code_shows_its_python_stack",
     "tests/test_fault_matrix.py::test_a_fault",
+    not_yet="the memory of a worker that was started with `spawn`",
 )
 def death_by_signal(library: Library) -> Outcome:
     parts = []
-    for name in ("SIGKILL", "SIGSEGV"):
-        hook = killing(getattr(signal, name))
+    for name, hook in {"SIGKILL": killed_when_large, "SIGSEGV": killing(signal.SIGSEGV)}.items():
         vec = library.make([partial(TinyEnv, 0), partial(TinyEnv, 1, hook=hook)])
         error = steps_until_it_fails(vec)
         text = told(error)
-        named, stack = name in text, name == "SIGKILL" or "envs.py" in text
-        extra = ", names it" * named + " and its stack" * (stack and name == "SIGSEGV")
-        parts.append((f"{name}: {name_of(error)}{extra}", named and stack))
+        if name == "SIGKILL":
+            megabytes = [int(number) for number in re.findall(r"memory\D*?(\d+) MB", text)]
+            more = len(megabytes) == 1 and 200 <= megabytes[0] < 500
+            what = "its memory"
+        else:
+            more, what = "envs.py" in text, "its stack"
+        named = name in text
+        parts.append((f"{name}: {name_of(error)}{', names it' * named}{f' and {what}' * more}", named and more))
     return verdict(*parts)
 
 

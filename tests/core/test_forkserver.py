@@ -142,6 +142,18 @@ def test_the_exit_code_tells_how_a_worker_ended(server, fork, exit_code_of, code
     assert process.poll() == expected
 
 
+def test_the_peaks_of_workers_are_known_and_their_own(server, fork, exit_code_of):
+    """What each had at most at any time, in bytes, once it has ended; this program's memory does not count."""
+    workers = [fork(server, f"len(b'x' * int('{size}'))\nos._exit(0)")[0] for size in (0, 10**8, 3 * 10**8)]
+    assert [exit_code_of(process) for process in workers] == [0, 0, 0]
+    small, middle, large = (process.peak_rss() for process in workers)
+    assert 0 < small < 10**8
+    assert 0.95e8 < middle - small < 1.5e8
+    assert 2.95e8 < large - small < 3.5e8
+    assert large == workers[2].peak_rss()
+    assert fork(server)[0].peak_rss() is None
+
+
 def test_a_worker_whose_program_closes_the_channel_ends(server, fork, exit_code_of):
     """A worker that waits for its first message has no reason to live once nobody can send one."""
     process, channel = fork(server)

@@ -71,6 +71,29 @@ def test_the_exit_code_tells_how_a_process_ended(start, exit_code_of, code, expe
     assert process.poll() == expected
 
 
+def test_the_peak_of_a_forked_process_is_known_once_it_has_ended(forked, exit_code_of):
+    """In bytes, what it had at most at any time; asked again, the same. Not where somebody else has collected it."""
+    process = forked(lambda: len(b"x" * int("100_000_000")))
+    assert exit_code_of(process) == 0
+    peak = process.peak_rss()
+    assert 0 <= peak - 10**8 <= psutil.Process().memory_info().rss + 10**8
+    assert process.peak_rss() == peak
+    running = forked(lambda: exec(FOREVER))
+    assert running.peak_rss() is None
+    collected = forked(lambda: None)
+    os.waitpid(collected.pid, 0)
+    assert collected.poll() == EXIT_UNKNOWN
+    assert collected.peak_rss() is None
+
+
+def test_the_peak_of_a_spawned_process_is_not_told(exit_code_of):
+    """The system would count this program's own peak as its."""
+    process = SpawnedProcess(subprocess.Popen([sys.executable, "-ISc", "pass"], stdin=subprocess.DEVNULL))
+    assert exit_code_of(process) == 0
+    assert process.peak_rss() is None
+    process.release()
+
+
 def test_a_running_process_has_no_exit_code_until_it_is_killed(start, exit_code_of):
     """It runs until a signal is sent through its handle."""
     process = start(FOREVER)

@@ -21,10 +21,12 @@ from typing import NamedTuple
 from fastvec._core.channel import Channel, Gone, wait_for
 from fastvec._core.launch import (
     EXIT_UNKNOWN,
+    Ending,
     SpawnedProcess,
     WorkerProcess,
     import_path,
     open_pidfd,
+    reap,
     spawn_process,
     wait_for_exit,
 )
@@ -62,7 +64,13 @@ class ServedProcess:
 
     def poll(self) -> int | None:
         """See :class:`~fastvec._core.launch.WorkerProcess`."""
-        return self._server.exit_code(self.pid, self.sentinel)
+        ending = self._server.ending(self.pid, self.sentinel)
+        return ending and ending.code
+
+    def peak_rss(self) -> int | None:
+        """See :class:`~fastvec._core.launch.WorkerProcess`."""
+        ending = self._server.ending(self.pid, self.sentinel)
+        return ending and ending.peak_rss
 
     def kill(self, signal_number: int) -> None:
         """See :class:`~fastvec._core.launch.WorkerProcess`."""
@@ -91,7 +99,7 @@ class ForkServer:
     def __init__(self, key: ServerKey) -> None:
         self._key = key
         self._users = 0
-        self._codes: dict[int, int] = {}
+        self._endings: dict[int, Ending] = {}
         self._requests = 0
         self._conversation = threading.Lock()
         self._process: SpawnedProcess
@@ -177,35 +185,35 @@ class ForkServer:
             message = self._channel.receive(deadline=deadline, sentinel=self._process.sentinel)
             kind, pid, value = pickle.loads(message)
             if kind == "ended":
-                self._codes[pid] = value
+                self._endings[pid] = value
                 continue
             # The descriptors of all messages read so far, in their order.
             fds = self._channel.take_fds()
             if value == request:
-                self._codes.pop(pid, None)  # of an earlier process of that number
+                self._endings.pop(pid, None)  # of an earlier process of that number
                 for fd in fds[:-1]:
                     os.close(fd)
                 return int(pid), fds[-1] if fds else None
             for fd in fds:
                 os.close(fd)
 
-    def exit_code(self, pid: int, sentinel: int | None) -> int | None:
-        """The exit code of a worker, None while it runs; EXIT_UNKNOWN where the server took it along."""
+    def ending(self, pid: int, sentinel: int | None) -> Ending | None:
+        """How a worker has ended, None while it runs; with EXIT_UNKNOWN where the server took that along."""
         # Not for ever: a collection of garbage may ask in the midst of this very thread's conversation.
         if self._conversation.acquire(timeout=_CONVERSATION_PATIENCE):
             try:
                 while self._channel.poll():
-                    _, ended, code = pickle.loads(self._channel.receive())
-                    self._codes[ended] = code
+                    _, ended, ending = pickle.loads(self._channel.receive())
+                    self._endings[ended] = ending
             except Gone:
                 pass
             finally:
                 self._conversation.release()
         elif not _runs(pid, sentinel):
-            return EXIT_UNKNOWN
-        if pid not in self._codes and self._process.poll() is not None and not _runs(pid, sentinel):
-            self._codes[pid] = EXIT_UNKNOWN
-        return self._codes.get(pid)
+            return Ending(EXIT_UNKNOWN, None)
+        if pid not in self._endings and self._process.poll() is not None and not _runs(pid, sentinel):
+            self._endings[pid] = Ending(EXIT_UNKNOWN, None)
+        return self._endings.get(pid)
 
 
 def _runs(pid: int, sentinel: int | None) -> bool:
@@ -273,9 +281,9 @@ def _fork_worker(channel: Channel, request: int, worker_fd: int, server_only: tu
 def _report_ended(channel: Channel) -> None:
     while True:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            reaped = reap(-1)
         except ChildProcessError:
             return
-        if pid == 0:
+        if reaped is None:
             return
-        channel.send(pickle.dumps(("ended", pid, os.waitstatus_to_exitcode(status))))
+        channel.send(pickle.dumps(("ended", *reaped)))

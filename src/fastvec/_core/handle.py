@@ -185,6 +185,9 @@ def death_of(worker: WorkerHandle, command: str) -> WorkerDiedError:
         how = f"it was killed by {name}"
         if name == "SIGKILL":
             how += " (often the kernel's out-of-memory killer: see `dmesg`)"
+            peak = worker.process.peak_rss()
+            if peak is not None:
+                how += f"; its resident memory was at most {peak / 1e6:.0f} MB"
         elif name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"):
             how += " (a crash in native code of an environment or a library)"
     elif code is not None and code != EXIT_UNKNOWN:

@@ -21,17 +21,39 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from multiprocessing.spawn import get_executable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fastvec._core.channel import Channel, wait_for
 from fastvec._core.lineage import close_in_children
 from fastvec._core.protocol import WorkerInit
 
-__all__ = ["EXIT_UNKNOWN", "ForkedProcess", "SpawnedProcess", "WorkerProcess", "fork_worker", "spawn_process"]
+__all__ = [
+    "EXIT_UNKNOWN",
+    "Ending",
+    "ForkedProcess",
+    "SpawnedProcess",
+    "WorkerProcess",
+    "fork_worker",
+    "reap",
+    "spawn_process",
+]
 
 
 #: In place of an exit code that somebody else has collected, or that went with a fork server; no process has it.
 EXIT_UNKNOWN = 1 << 16
+
+
+class Ending(NamedTuple):
+    """How a process has ended.
+
+    Attributes:
+        code: Its exit code, ``-N`` for signal N.
+        peak_rss: Bytes of resident memory that neither it nor a child that it has waited for ever exceeded; None where
+            that is not known.
+    """
+
+    code: int
+    peak_rss: int | None
 
 
 class WorkerProcess(Protocol):
@@ -43,6 +65,9 @@ class WorkerProcess(Protocol):
 
     def poll(self) -> int | None:
         """The exit code, ``-N`` for signal N; None while it runs."""
+
+    def peak_rss(self) -> int | None:
+        """See :class:`Ending`; None while it runs."""
 
     def kill(self, signal_number: int) -> None:
         """Send a signal, if it still runs."""
@@ -57,6 +82,19 @@ def open_pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return None
+
+
+def reap(pid: int) -> tuple[int, Ending] | None:
+    """Collect a child that has ended, or with -1 any, by its number; None if it has not.
+
+    Raises:
+        ChildProcessError: There is no such child, or somebody else has collected it.
+    """
+    ended, status, usage = os.wait4(pid, os.WNOHANG)
+    if not ended:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return ended, Ending(os.waitstatus_to_exitcode(status), usage.ru_maxrss * unit)
 
 
 def wait_for_exit(processes: list[WorkerProcess], seconds: float) -> list[WorkerProcess]:
@@ -81,19 +119,23 @@ class ForkedProcess:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.sentinel = open_pidfd(pid)
-        self._code: int | None = None
+        self._ending: Ending | None = None
 
     def poll(self) -> int | None:
         """See :class:`WorkerProcess`."""
-        if self._code is None:
+        if self._ending is None:
             try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                reaped = reap(self.pid)
             except ChildProcessError:  # somebody else has waited for it
-                self._code = EXIT_UNKNOWN
+                self._ending = Ending(EXIT_UNKNOWN, None)
             else:
-                if pid:
-                    self._code = os.waitstatus_to_exitcode(status)
-        return self._code
+                self._ending = reaped and reaped[1]
+        return self._ending and self._ending.code
+
+    def peak_rss(self) -> int | None:
+        """See :class:`WorkerProcess`."""
+        self.poll()
+        return self._ending and self._ending.peak_rss
 
     def kill(self, signal_number: int) -> None:
         """See :class:`WorkerProcess`."""
@@ -118,6 +160,9 @@ class SpawnedProcess:
     def poll(self) -> int | None:
         """See :class:`WorkerProcess`."""
         return self._process.poll()
+
+    def peak_rss(self) -> None:
+        """Not known: before it became an interpreter it counted as this process, whose peak it keeps."""
 
     def kill(self, signal_number: int) -> None:
         """See :class:`WorkerProcess`."""
