@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
+from collections.abc import Callable
 from functools import partial
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -62,21 +65,56 @@ def set_attribute(library: Library) -> Outcome:
     return verdict(*parts)
 
 
+class Talking(TinyEnv):
+    """Says in each step which environment it is, on both streams."""
+
+    def info(self) -> dict[str, Any]:
+        for stream in (sys.stdout, sys.stderr):
+            print(f"env {self.env_id}", file=stream)
+        return {}
+
+
+def printed(make: Callable[[], Any]) -> list[str]:
+    """The lines that reach the descriptors of stdout and stderr while environments are made, stepped and closed."""
+    with TemporaryFile("w+b", buffering=0) as file:
+        kept = [(fd, os.dup(fd)) for fd in (1, 2)]
+        try:
+            for fd, _ in kept:
+                os.dup2(file.fileno(), fd)
+            vec = make()
+            vec.reset()
+            vec.step()
+            vec.close()
+        finally:
+            for fd, copy in kept:
+                os.dup2(copy, fd)
+                os.close(copy)
+        file.seek(0)
+        return file.read().decode().splitlines()
+
+
 @case(
     "K4",
-    "the same environments in this process, for a debugger",
+    "the same environments in this process, for a debugger; and who has printed a line",
     "tests/test_engine.py::test_every_space_and_info_is_the_same_in_workers",
-    not_yet="a prefix on the lines that workers print",
+    "tests/core/test_output.py::test_workers_print_with_a_prefix",
 )
 def in_process(library: Library) -> Outcome:
+    env_fns = [partial(Talking, i) for i in range(3)]
+    lines, refused = attempt(printed, lambda: library.make(env_fns, worker_output="prefix"))
+    if refused:
+        lines = printed(lambda: library.make(env_fns))
+    workers = ["worker 0, envs 0-1", "worker 0, envs 0-1", "worker 1, env 2"]
+    named = sorted(lines) == sorted(f"[{worker}] env {i}" for i, worker in enumerate(workers) for _ in range(2))
+    prints = (f"lines {'name their worker on request' if named else 'without a name'}", named)
     if not library.ours:
-        return Outcome("another class", False)
+        return verdict(("another class", False), prints)
     vec, other = (library.make([partial(TinyEnv, i) for i in range(2)], "fork", workers=n) for n in (0, 2))
     vec.reset()
     other.reset()
     here = vec.call("pid") == [os.getpid()] * 2
     equal = repr(vec.step()[:3]) == repr(other.step()[:3])
-    return Outcome("an option, with the same results" if here and equal else "differs", here and equal)
+    return verdict(("an option, with the same results" if here and equal else "differs", here and equal), prints)
 
 
 class Sick(TinyEnv):

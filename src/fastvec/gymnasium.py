@@ -86,6 +86,7 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         max_episodes_per_worker, max_worker_rss: After so many episodes, or from so many bytes of resident memory on, a
             worker is followed by a new one, without an effect on the data; None for never.
         worker_env: Environment variables for the workers, or a function of the worker's index that returns them.
+        worker_output: ``"prefix"`` has what workers print begin with ``[worker 1, envs 4-7]``, line by line.
         preload: Modules to import once in the fork server, besides those that the factories refer to.
         unsafe_casts: Cast observations into integer spaces even where that changes their values.
         check_nan: Raise a :class:`~fastvec.errors.NanError` where an environment returns NaN or infinity.

@@ -87,6 +87,7 @@ class SharedMemVecEnv(VecEnv):
             worker is followed by a new one, without an effect on the data; None for never.
         worker_env: Environment variables for the workers, or a function of the worker's index that returns them; in
             force before any module of the environments is imported.
+        worker_output: ``"prefix"`` has what workers print begin with ``[worker 1, envs 4-7]``, line by line.
         preload: Modules to import once in the fork server, besides those that the factories refer to.
         reward_dtype: Floating dtype of the rewards: float32 as in ``DummyVecEnv``.
         unsafe_casts: Cast observations into integer spaces even where that changes their values.

@@ -56,6 +56,7 @@ class EngineConfig:
         max_episodes_per_worker: How many episodes a worker's environments begin before another worker takes them over.
         max_worker_rss: From how many bytes of resident memory on another worker does.
         worker_env: Environment variables of each worker.
+        prefix_output: Whether what workers print has a prefix that says which worker it is.
         preload: Modules that a fork server imports once for all its workers, besides those found by itself.
         workers_spin: Whether a worker may look for its next command for a moment before it sleeps: only where each can
             have a CPU of its own.
@@ -84,6 +85,7 @@ class EngineConfig:
     max_worker_rss: int | None = None
     worker_env: tuple[Mapping[str, str], ...] = field(default=(), repr=False)
     worker_env_is_shared: bool = True
+    prefix_output: bool = False
     preload: tuple[str, ...] = ()
     unsafe_casts: bool = False
     check_nan: bool = False
@@ -116,6 +118,7 @@ class EngineConfig:
         max_episodes_per_worker: int | None = None,
         max_worker_rss: int | None = None,
         worker_env: WorkerEnv = None,
+        worker_output: str = "inherit",
         preload: Sequence[str] = (),
         unsafe_casts: bool = False,
         check_nan: bool = False,
@@ -159,6 +162,8 @@ class EngineConfig:
         if close_timeout is None:
             raise ConfigError("close_timeout must be a number of seconds, got None: closing always ends")
         _check_seconds("close_timeout", close_timeout)
+        if worker_output not in ("inherit", "prefix"):
+            raise ConfigError(f"worker_output must be 'inherit' or 'prefix', got {worker_output!r}")
         if isinstance(preload, str) or not _all_of(preload, str):
             raise ConfigError(f"preload must be a sequence of module names, got {preload!r}")
         cpus, learner_cpus = _resolve_cpus(topology, workers, cpu_affinity, pin_learner, threads_per_worker or 1)
@@ -181,6 +186,7 @@ class EngineConfig:
             max_worker_rss=max_worker_rss,
             worker_env=_resolve_worker_env(worker_env, workers),
             worker_env_is_shared=not callable(worker_env),
+            prefix_output=worker_output == "prefix",
             preload=tuple(preload),
             workers_spin=workers <= topology.usable,
             unsafe_casts=unsafe_casts,

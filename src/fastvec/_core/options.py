@@ -32,6 +32,7 @@ class EngineOptions(TypedDict, total=False):
     max_episodes_per_worker: int | None
     max_worker_rss: int | None
     worker_env: WorkerEnv
+    worker_output: Literal["inherit", "prefix"]
     preload: Sequence[str]
     unsafe_casts: bool
     check_nan: bool

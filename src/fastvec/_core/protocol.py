@@ -115,6 +115,7 @@ class WorkerInit:
         unsafe_casts: See EngineConfig.
         check_nan: See EngineConfig.
         autoreset_mode: See EngineConfig.
+        prefix_output: See EngineConfig.
         spins: Whether to look for the next command for a moment before sleeping.
         payload: The factories, what the face adds, and the options of automatic resets; pickled, unless the process was
             forked and has them anyway.
@@ -133,6 +134,7 @@ class WorkerInit:
     unsafe_casts: bool
     check_nan: bool
     autoreset_mode: AutoresetMode
+    prefix_output: bool
     spins: bool
     payload: bytes | WorkerPayload = field(repr=False)
 

@@ -152,6 +152,7 @@ class Starter:
             unsafe_casts=config.unsafe_casts,
             check_nan=config.check_nan,
             autoreset_mode=config.autoreset_mode,
+            prefix_output=config.prefix_output,
             spins=config.workers_spin,
             payload=payload,
         )

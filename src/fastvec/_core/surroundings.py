@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 
+from fastvec._core.output import output_prefix, prefix_output
 from fastvec._core.protocol import WorkerInit
 from fastvec._core.topology import pin
 
@@ -33,6 +34,8 @@ def settle(init: WorkerInit) -> list[str]:
         What could not be done, for the parent to warn of.
     """
     notes = []
+    if init.prefix_output:
+        prefix_output(output_prefix(init.worker, init.env_ids))
     if init.cpus is not None:
         try:
             pin(init.cpus)

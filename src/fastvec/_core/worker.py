@@ -23,6 +23,7 @@ from fastvec._core.channel import Channel, Gone
 from fastvec._core.failures import EnvFailure, RemoteFailure
 from fastvec._core.layout import BatchLayout, BatchViews
 from fastvec._core.lineage import die_with, lead_group
+from fastvec._core.output import end_output
 from fastvec._core.pickles import dumps_home, freeze
 from fastvec._core.protocol import (
     NO_NEWS,
@@ -79,9 +80,7 @@ def run_worker(sock: socket.socket, init: WorkerInit | None = None) -> None:
         sys.excepthook(*sys.exc_info())
     finally:
         end_children()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
+        end_output()
         # Not sys.exit: exit handlers of the program that this process was forked from are not ours to run.
         os._exit(code)
 
