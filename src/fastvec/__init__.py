@@ -13,16 +13,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastvec import errors
     from fastvec._make_vec import make_vec
+    from fastvec._vector_infos import infos_to_dict, infos_to_list
     from fastvec.gymnasium import SharedMemVectorEnv
     from fastvec.sb3 import SharedMemVecEnv
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["SharedMemVecEnv", "SharedMemVectorEnv", "__version__", "errors", "make_vec"]
+__all__ = [
+    "SharedMemVecEnv",
+    "SharedMemVectorEnv",
+    "__version__",
+    "errors",
+    "infos_to_dict",
+    "infos_to_list",
+    "make_vec",
+]
 
 _HOMES = {
     "SharedMemVecEnv": "fastvec.sb3",
     "SharedMemVectorEnv": "fastvec.gymnasium",
+    "infos_to_dict": "fastvec._vector_infos",
+    "infos_to_list": "fastvec._vector_infos",
     "make_vec": "fastvec._make_vec",
 }
 

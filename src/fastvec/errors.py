@@ -11,7 +11,7 @@
     ├── ObservationError (ValueError)      an environment returned an observation outside what its space declares
     ├── RewardError (TypeError)            an environment returned a reward that is no number
     ├── NanError (ValueError)              an environment returned NaN or infinity, where that is looked for
-    ├── InfoError (TypeError)              an environment returned an info that cannot be sent
+    ├── InfoError (TypeError)              an info cannot be sent, or put into another format
     ├── CallError (RuntimeError)           a step is pending, or none is
     ├── ClosedError (RuntimeError)         used after close()
     ├── BrokenError (RuntimeError)         used after a failure that ended it; says which
@@ -86,7 +86,7 @@ class NanError(FastvecError, ValueError):
 
 
 class InfoError(FastvecError, TypeError):
-    """An environment returned an info that cannot be sent to the parent process."""
+    """An info cannot be sent to the parent process, or put into another format."""
 
 
 class CallError(FastvecError, RuntimeError):
