@@ -62,14 +62,14 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         shared_memory: Without effect: what can travel in shared memory always does.
         copy: False hands out the observations as the very arrays that the next call overwrites.
         context: Another name of ``start_method``.
-        daemon: Without effect: workers may start processes of their own, and never outlive this one.
+        daemon: Without effect: workers may start processes, and never outlive this one.
         worker: Must be None: workers here serve several environments and have no pipe.
         observation_mode: ``"same"`` wants equal spaces, ``"different"`` equal shapes; ``(batched, single)`` names them.
         autoreset_mode: When an environment is reset whose episode has ended: an ``AutoresetMode`` or its value.
         max_concurrency: The most environments to run at a time, and so the most workers.
         in_series: Environments a worker; the last workers may have one less.
-        num_workers: Number of worker processes instead; by default as many as usable CPUs, never more than
-            environments. 0 runs the environments in this process, with the same results.
+        num_workers: Worker processes instead; by default one a usable CPU, never more than environments. 0 runs the
+            environments in this process, with the same results.
         start_method: ``"forkserver"`` (default where it exists), ``"spawn"`` or ``"fork"``.
         seeding: ``"spawn"`` makes independent seeds of the one that is given, and seeds the action space too;
             ``"sequential"`` counts up from it, as Gymnasium's classes do.
@@ -81,8 +81,8 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         reset_timeout, step_timeout: Seconds for a reset or a step, or None, where none are given to wait.
         close_timeout: Seconds that environments have to close before their workers are ended.
         watchdog: Seconds of waiting after which the logger ``fastvec`` warns, with the stacks of who does not answer.
-        on_failure: ``"restart"`` replaces a worker that dies, exceeds ``step_timeout`` or raises, instead of raising.
-        max_restarts, restart_window: At most so many replacements within so many seconds.
+        on_failure: ``"restart"`` replaces a worker that dies, exceeds ``step_timeout`` or raises, at most
+            ``max_restarts`` times within ``restart_window`` seconds.
         max_episodes_per_worker, max_worker_rss: After so many episodes, or from so many bytes of resident memory on, a
             worker is followed by a new one, without an effect on the data; None for never.
         worker_env: Environment variables for the workers, or a function of the worker's index that returns them.
@@ -99,8 +99,7 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         WorkerTimeoutError: The environments were not ready in time.
         WorkerDiedError: A worker died while they were built.
 
-    An exception in a constructor, ``reset()`` or ``step()`` is raised here as its own type, with an
-    :class:`~fastvec.errors.EnvError` (environment, worker, traceback) as its cause.
+    What an environment raises is raised here as its own type, with an :class:`~fastvec.errors.EnvError` as cause.
     """
 
     def __init__(
@@ -248,7 +247,7 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         batches.check_pending(self._engine.state, EngineState.STEPPING)
         observations, rewards, flags, infos, finals, reset_infos = self._engine.recv(timeout)
         bits = np.frombuffer(flags, np.uint8)
-        terminations, truncations = (bits & _TERMINATED).astype(np.bool_), (bits & _TRUNCATED).astype(np.bool_)
+        terminations, truncations = bits & _TERMINATED != 0, bits & _TRUNCATED != 0
         said: Iterator[tuple[int, dict[str, Any]]] = enumerate(infos)
         if flags != bytes(self.num_envs):
             self._ended = terminations | truncations

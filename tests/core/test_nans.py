@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 
+import gymnasium
 import numpy as np
 import pytest
 from engines import make_engine, reset
 from gymnasium import spaces
-from toys import CountingEnv
+from toys import CountingEnv, SpaceEnv
 
 from fastvec import errors
 from fastvec._core.config import AutoresetMode
+from fastvec._spaces import GymnasiumAdapter
 
 SPACE = spaces.Dict(x=spaces.Box(-np.inf, np.inf, (2, 2), np.float32), n=spaces.Discrete(9))
 
@@ -95,3 +97,47 @@ def test_finite_numbers_pass():
     """Over several episodes, in each mode."""
     for mode in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
         run(2, mode, where="", horizon=2, steps=12)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_leaves_that_travel_as_objects_are_left_alone(mode):
+    """Ragged values at the end of an episode are no arrays to look into."""
+    space = spaces.Sequence(spaces.Box(-1, 1, (2,), np.float32))
+    engine = make_engine([functools.partial(SpaceEnv, space, i) for i in range(2)], check_nan=True, autoreset_mode=mode)
+    reset(engine, seed=1)
+    for _ in range(12):
+        engine.send(np.zeros((2, 2), np.float32))
+        assert len(engine.recv().observations) == 2
+    engine.close()
+
+
+def test_the_seed_goes_over_with_an_environment():
+    """A worker that follows another one, amid rows that the other still writes, knows how its own were seeded."""
+    sick = functools.partial(SickEnv, 0, "reward", at=2, horizon=2)
+    fns = [functools.partial(Healthy, sick), functools.partial(SickEnv, 1, "")]
+    engine = make_engine(fns, num_workers=1, check_nan=True, max_episodes_per_worker=1, adapter=GymnasiumAdapter())
+    reset(engine, seed=40)
+    for _ in range(3):
+        engine.send(np.zeros((2, 2), np.float32))
+        engine.recv()
+    engine.send(np.zeros((2, 2), np.float32))
+    with pytest.raises(errors.NanError, match=r"step 2 of its episode \(last seeded with 40\)") as caught:
+        engine.recv()
+    assert caught.value.__cause__.env_index == 0
+    engine.close()
+
+
+class Healthy(gymnasium.Wrapper):
+    """Its first episode is healthy, as it knows from what a wrapper takes along."""
+
+    def __init__(self, make):
+        super().__init__(make())
+        self.episodes = 0
+
+    def reset(self, **options):
+        self.episodes += 1
+        return super().reset(**options)
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, 0.0 if self.episodes == 1 else reward, *rest

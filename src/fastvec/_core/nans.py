@@ -28,6 +28,7 @@ class NanGuard:
 
     def __init__(self, leaves: Sequence[Leaf], rows: Sequence[NDArray[Any] | None], rewards: NDArray[Any]) -> None:
         self._rewards = rewards
+        self._looked_at = [array is not None for array in rows]
         self._parts = [
             (f"the {path_text(leaf.path)}", array)
             for leaf, array in zip(leaves, rows, strict=True)
@@ -62,12 +63,13 @@ class NanGuard:
         """An environment is going to be reset, after a step that returned an observation of these leaf values.
 
         Raises:
-            NanError: One is not finite.
+            NanError: One is not finite, or the reward is not.
         """
-        for value in values:
-            array = np.asarray(value)
-            if array.dtype.kind in "fc":
-                self._check("the last observation", array, self._when(row, action, self._steps[row] + 1))
+        when = self._when(row, action, self._steps[row] + 1)
+        self._check("the reward", self._rewards[row], when)
+        for value, looked_at in zip(values, self._looked_at, strict=True):
+            if looked_at and np.asarray(value).dtype.kind in "fc":
+                self._check("the last observation", value, when)
 
     def after_step(self) -> int | None:
         """All environments were stepped: the first row that is not finite, if any."""

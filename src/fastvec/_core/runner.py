@@ -120,7 +120,7 @@ class EnvRunner:
             self._set_stepped({row for row, _ in self._stepped}.difference(rows))
         elif self._held:
             self._release(self._held.intersection(rows))
-        return self._news("reset", {}, reset_infos, {}, {})
+        return self._news("reset", NO_NEWS._replace(reset_infos=reset_infos))
 
     def step(self, actions: Sequence[Any]) -> StepNews:
         """Step every environment with its action, and reset those whose episode ends, now or at the next step.
@@ -191,16 +191,16 @@ class EnvRunner:
             raise EnvFailure(self._env_ids[row], "step", error) from error
         if self._held:
             self._release(set(self._held))
-        return self._news("step", rests, reset_infos, finals, self._leave(left) if left else {})
+        return self._news("step", StepNews([], rests, reset_infos, finals, {}, self._leave(left) if left else {}))
 
     def retire(self, rows: Iterable[int]) -> StepNews:
         """Leave some environments at once, as those whose episode has ended, and from now on each whose episode ends.
 
         Args:
-            rows: To be left at once, wherever in their episodes they are.
+            rows: To be left at once.
         """
         self._retiring = True
-        return self._news("retire", {}, {}, {}, self._leave(sorted({*rows, *self._ended})))
+        return self._news("retire", NO_NEWS._replace(left=self._leave(sorted({*rows, *self._ended}))))
 
     def adopt(self, left: Mapping[int, bytes], at_once: bool) -> StepNews:
         """Go on with environments that another runner has left; see :class:`AdoptRequest`."""
@@ -214,7 +214,7 @@ class EnvRunner:
                     if self._nans is not None:
                         self._nans.after_reset(row, {})
         self._set_stepped({row for row, _ in self._stepped} | left.keys())
-        return self._news("reset", {}, reset_infos, {}, {})
+        return self._news("reset", NO_NEWS._replace(reset_infos=reset_infos))
 
     def _leave(self, rows: Iterable[int]) -> dict[int, bytes]:
         """Step some environments no more; what their successors need."""
@@ -224,16 +224,9 @@ class EnvRunner:
         left = {}
         for row in rows:
             with blame(self._env_ids[row], "moving to another worker"):
-                left[row] = dumps_home(
-                    Parcel(
-                        take_along(self.envs[row]),
-                        generators,
-                        self._options[row],
-                        self._resets[row],
-                        row in self._ended,
-                        None if self._nans is None else self._nans.seeds[row],
-                    )
-                )
+                seed = None if self._nans is None else self._nans.seeds[row]
+                options, resets, ended = self._options[row], self._resets[row], row in self._ended
+                left[row] = dumps_home(Parcel(take_along(self.envs[row]), generators, options, resets, ended, seed))
             generators = None
             self._ended.discard(row)
         return left
@@ -312,10 +305,7 @@ class EnvRunner:
     def _take_reset(self, row: int, result: Any, reset_infos: dict[int, Any]) -> Any:
         observation, info = parts_of_reset(result)
         if info:
-            try:
-                reset_infos[row] = self._freeze(info)
-            except Exception as error:
-                raise InfoError(f"the info of reset() cannot be sent to the parent process: {error}") from error
+            reset_infos[row] = self._frozen(info, "the info of reset()", InfoError)
         return observation
 
     def _keep_final(self, row: int, observation: Any, finals: dict[int, Any]) -> bool:
@@ -327,30 +317,24 @@ class EnvRunner:
             return True
         # It must fit its space all the same, as the next learner will treat it like any other.
         self._write(row, observation)
-        try:
-            finals[row] = self._freeze(observation)
-        except Exception as error:
-            raise ObservationError(f"the final observation cannot be sent to the parent process: {error}") from error
+        finals[row] = self._frozen(observation, "the final observation", ObservationError)
         return False
 
-    def _news(
-        self,
-        command: str,
-        rests: dict[int, Any],
-        reset_infos: dict[int, Any],
-        finals: dict[int, Any],
-        left: dict[int, bytes],
-    ) -> StepNews:
+    def _news(self, command: str, said: StepNews) -> StepNews:
+        """What is to be said of a command: besides what its caller knows, new schemas and the leaves without arrays."""
         objects = self._observations.objects
         schemas = self._infos.take_new()
-        if not (rests or reset_infos or finals or objects or schemas or left):
+        if not (objects or schemas or any(said)):
             return NO_NEWS
         frozen: dict[tuple[int, int], Any] = {}
         for (leaf, row), value in objects.items():
             with blame(self._env_ids[row], command):
-                try:
-                    frozen[leaf, row] = self._freeze(value)
-                except Exception as error:
-                    raise ObservationError(f"the observation cannot be sent to the parent process: {error}") from error
+                frozen[leaf, row] = self._frozen(value, "the observation", ObservationError)
         objects.clear()
-        return StepNews(schemas, rests, reset_infos, finals, frozen, left)
+        return said._replace(schemas=schemas, objects=frozen)
+
+    def _frozen(self, value: Any, what: str, wrong: type[Exception]) -> Any:
+        try:
+            return self._freeze(value)
+        except Exception as error:
+            raise wrong(f"{what} cannot be sent to the parent process: {error}") from error
