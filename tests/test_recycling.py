@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import signal
+import time
 
 import numpy as np
 import psutil
@@ -17,7 +18,7 @@ from gymnasium.wrappers import NormalizeObservation, RecordEpisodeStatistics
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_engine import assert_same
-from toys import FailingOnceEnv, StreamEnv
+from toys import CountingEnv, FailingOnceEnv, StreamEnv
 
 from fastvec import SharedMemVectorEnv, errors
 from fastvec._core.config import AutoresetMode as Mode
@@ -262,13 +263,14 @@ def test_the_death_of_either_amid_a_change_is_reported(who):
     assert gone(pids)
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("who", ["new", "old"])
-def test_the_death_of_either_amid_a_change_is_survived_on_request(who):
-    """Both are replaced by one, whose environments begin anew."""
+def test_the_loss_of_either_amid_a_change_is_survived_on_request(who, how):
+    """Both are replaced by one, whose environments begin anew; what the other has said of the step counts no more."""
     engine, *pids = amid_a_change(on_failure="restart")
-    os.kill(pids[who == "old"], signal.SIGKILL)
+    os.kill(pids[who == "old"], how)
     engine.send(np.zeros(2, np.int64))
-    result = engine.recv()
+    result = engine.recv(timeout=0.5)
     assert list(result.flags) == [2, 2]
     assert {i: final.tolist() for i, final in result.finals.items()} == {0: [0, 0, 1], 1: [1, 0, 3]}
     assert result.observations.tolist() == [[0, 0, 0], [1, 0, 0]]
@@ -276,6 +278,38 @@ def test_the_death_of_either_amid_a_change_is_survived_on_request(who):
     engine.send(np.zeros(2, np.int64))
     assert engine.recv().rewards.tolist() == [1, 1]
     engine.close()
+
+
+class StuckEnv(CountingEnv):
+    """Its second process never ends a reset."""
+
+    def __init__(self, flag, env_id):
+        super().__init__(env_id, horizon=1)
+        self.stuck = os.path.exists(flag)
+        open(flag, "w").close()
+
+    def reset(self, **options):
+        if self.stuck:
+            time.sleep(600)
+        return super().reset(**options)
+
+
+def test_a_successor_that_does_not_reset_is_a_step_that_takes_too_long(tmp_path):
+    """It has the time that a step has, in which the reset belongs; then that is said, and on request survived."""
+    for on_failure, text in (
+        ("raise", "step did not finish within 0.5 s"),
+        ("restart", "reset did not finish within 0.6 s"),
+    ):
+        fns = [functools.partial(StuckEnv, str(tmp_path / on_failure), 0)]
+        limits = {"max_restarts": 1, "step_timeout": 0.5, "reset_timeout": 0.6}
+        engine = make_engine(fns, num_workers=1, max_episodes_per_worker=1, on_failure=on_failure, **limits)
+        reset(engine)
+        engine.send(np.zeros(1, np.int64))
+        with pytest.raises(errors.WorkerTimeoutError, match=text):
+            engine.recv()
+        with pytest.raises(errors.BrokenError, match="did not finish"):
+            engine.send(np.zeros(1, np.int64))
+        engine.close()
 
 
 def test_closing_amid_a_change_leaves_nothing():

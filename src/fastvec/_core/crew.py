@@ -181,24 +181,29 @@ class Crew(Engine, ABC):
                 self._lost[index] = failure
                 continue
             self._batch.replaced(index, worker.slot)
+            self._news[worker.slot] = NO_NEWS  # if its predecessor has replied, and the one beside it has died
             self._recycling.started(worker)
             self._moves = [(old, rows) for old, rows in self._moves if old.index != index]
             self._give(worker, worker.env_ids)
             rows, arguments = list(range(len(worker.env_ids))), self._restarts.arguments(worker.env_ids)
             request = ResetRequest(rows, arguments, self._restarts.options(worker.env_ids), held)
-            news = self._ask(worker, Opcode.RESET, "reset", self._dumps(request))
+            news = self._ask(worker, Opcode.RESET, "reset", self._dumps(request), self._config.reset_timeout)
             if news is not None:
                 self._untold[index] = Restart.of(error, news, worker.env_ids)
                 _LOGGER.warning("worker %d was replaced: %s", index, self._untold[index].info["reason"])
         self.state = state
 
-    def _ask(self, worker: WorkerHandle, opcode: Opcode, name: str, message: bytes) -> StepNews | None:
+    def _ask(
+        self, worker: WorkerHandle, opcode: Opcode, name: str, message: bytes, seconds: float | None
+    ) -> StepNews | None:
         """The news of a command to one worker, between two of all; None if it was lost over it."""
         news, state = self._news, self.state
-        seconds = self._config.reset_timeout
         deadline = deadline_after(seconds)
         self._command(opcode, name, [worker], [message], deadline)
-        self._collect(name, deadline, seconds)
+        try:
+            self._collect(name, deadline, seconds)
+        except WorkerTimeoutError as late:
+            self._break(late)
         answer = self._news[worker.slot]
         self._news, self.state = news, state
         return None if worker.index in self._lost else answer
@@ -222,7 +227,7 @@ class Crew(Engine, ABC):
     def _retire(self, worker: WorkerHandle, env_ids: Iterable[int]) -> None:
         """Have a worker leave some environments to its successor at once, and others as their episodes end."""
         rows = [env_id - worker.env_ids.start for env_id in env_ids]
-        news = self._ask(worker, Opcode.RETIRE, "step", self._dumps(rows))
+        news = self._ask(worker, Opcode.RETIRE, "step", self._dumps(rows), self._config.step_timeout)
         if news is not None:
             self._adopt(worker, news.left, at_once=False)
         self._replace_lost()
@@ -250,7 +255,8 @@ class Crew(Engine, ABC):
         if not left:
             return
         successor = self._pool.workers[worker.index]
-        news = self._ask(successor, Opcode.ADOPT, "reset", self._dumps(AdoptRequest(left, at_once)))
+        message = self._dumps(AdoptRequest(left, at_once))
+        news = self._ask(successor, Opcode.ADOPT, "step", message, self._config.step_timeout)
         if news is not None:
             self._news[successor.slot] = self._news[successor.slot].and_then(news)
             self._moves.append((worker, list(left)))

@@ -73,7 +73,7 @@ class ProcessEngine(Crew):
             self._replace_lost()
             for index in lost:
                 worker = self._pool.workers[index]
-                news = self._ask(worker, Opcode.RESET, "reset", self._resets[index])
+                news = self._ask(worker, Opcode.RESET, "reset", self._resets[index], self._config.reset_timeout)
                 if news is not None:
                     self._news[worker.slot] = news
         for index, restart in list(self._untold.items()):
