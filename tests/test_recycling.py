@@ -117,6 +117,31 @@ def test_any_schedule_of_calls_is_the_same_with_and_without(data):
         two.close()
 
 
+def peek(env):
+    return env.left
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_calls_see_the_environment_whose_observation_is_shown(mode):
+    """An environment goes over when it is reset, not before."""
+    fns = [functools.partial(StreamEnv, "box", i) for i in range(4)]
+    found = []
+    for options in ({}, {"max_episodes_per_worker": 2}):
+        engine = make_engine(fns, autoreset_mode=Mode(mode.value), **options)
+        reset(engine, seed=1)
+        left = []
+        for _ in range(30):
+            engine.send(np.zeros(4, np.int64))
+            ended = np.frombuffer(engine.recv().flags, np.uint8) & 3 != 0
+            left.append(engine.call("peek", peek, env_ids=range(4)))
+            if mode is AutoresetMode.DISABLED and ended.any():
+                engine.send_reset([{}] * 4, ended)
+                engine.recv_reset()
+        engine.close()
+        found.append(left)
+    assert found[0] == found[1]
+
+
 def wrapped(env_id):
     return RecordEpisodeStatistics(NormalizeObservation(StreamEnv("box", env_id)))
 

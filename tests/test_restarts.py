@@ -329,6 +329,24 @@ def test_a_reset_of_some_environments_of_a_worker_that_was_lost(mode, observatio
             assert_same(found[1][[0, 2, 3]], wanted[1][[0, 2, 3]])
 
 
+@pytest.mark.parametrize("observation", ["box", "text"])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_the_last_observation_is_shown_until_the_reset(mode, observation):
+    """A reset of another environment leaves it in sight."""
+    space = {"box": spaces.Box(0, 1, (2,), np.float32), "text": spaces.Text(9)}[observation]
+    fns = [functools.partial(SampledEnv, space, spaces.Discrete(3), i) for i in range(2)]
+    with SharedMemVectorEnv(fns, autoreset_mode=mode, num_workers=1, start_method="fork", on_failure="restart") as venv:
+        venv.reset(seed=5)
+        before = venv.step([0] * 2)[0]
+        kill_while_idle(venv, 0)
+        told = venv.step([0] * 2)
+        assert told[3].tolist() == [True, True]
+        assert_same(told[0], before)
+        observations = venv.reset(options={"reset_mask": np.array([True, False])})[0]
+        assert_same(observations[1], before[1])
+        assert not np.array_equal(observations[0], before[0])
+
+
 def keep_and_count(env_id, n):
     return {"env": env_id, "n": n}
 

@@ -10,7 +10,7 @@ How a worker is followed by another, while the environments go on::
     is due: starts the successor              steps                    builds its environments
     Opcode.RETIRE  ──────────────────────▶    steps
     Opcode.STEP    ──────────────────────▶    steps; leaves those
-                   ◀── StepNews.left ─────    whose episode ends
+                   ◀── StepNews.left ─────    that are to be reset
     Opcode.ADOPT   ─────────────────────────────────────────────▶      resets them
     Opcode.STEP    ──────────────────────▶    steps the rest           steps its own
     ...
@@ -212,6 +212,12 @@ class Crew(Engine, ABC):
         """Start successors of the workers that are due; each worker then leaves those whose episode has ended."""
         if not self._config.recycles:
             return
+        if self._config.autoreset_mode is AutoresetMode.NEXT_STEP:
+            for worker in list(self._pool.leaving.values()):
+                rows = slice(worker.env_ids.start, worker.env_ids.stop)
+                # Perhaps one that is not its own any more: then it leaves none.
+                if self._views.flags[rows].any():
+                    self._retire(worker, [])
         for worker in self._recycling.due(self._pool.workers):
             if worker.index in self._pool.leaving or worker.index in self._untold:
                 continue
@@ -225,7 +231,7 @@ class Crew(Engine, ABC):
             self._retire(worker, [])
 
     def _retire(self, worker: WorkerHandle, env_ids: Iterable[int]) -> None:
-        """Have a worker leave some environments to its successor at once, and others as their episodes end."""
+        """Have a worker leave some environments to its successor at once, and others before their next resets."""
         rows = [env_id - worker.env_ids.start for env_id in env_ids]
         news = self._ask(worker, Opcode.RETIRE, "step", self._dumps(rows), self._config.step_timeout)
         if news is not None:
@@ -247,7 +253,7 @@ class Crew(Engine, ABC):
             news = self._news[worker.slot]
             if news.left:
                 self._news[worker.slot] = news._replace(left={})
-                self._adopt(worker, news.left, at_once=self._config.autoreset_mode is AutoresetMode.SAME_STEP)
+                self._adopt(worker, news.left, at_once=True)
         self._replace_lost(held=held)
 
     def _adopt(self, worker: WorkerHandle, left: dict[int, bytes], *, at_once: bool) -> None:

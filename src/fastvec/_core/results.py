@@ -7,7 +7,7 @@ unless observations are not to be copied.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,6 +129,8 @@ class BatchReader:
                 finals[env_id] = build(self._tree, (copy.deepcopy(last[env_id]) for last in self._last))
         if not with_finals:
             self._show_last(cut_off, arrays)
+            # Whoever is not reset shows it again.
+            self._show_last(cut_off, self._views.observations)
         self._remember(arrays)
         return StepResult(
             build(self._tree, iter(arrays)), self._views.rewards.copy(), flags, infos, finals, reset_infos
@@ -163,10 +165,11 @@ class BatchReader:
             del self._readers[slot]
             after.rows = None
 
-    def _show_last(self, env_ids: Iterable[int], arrays: list[NDArray[Any]]) -> None:
+    def _show_last(self, env_ids: Iterable[int], arrays: Sequence[NDArray[Any] | None]) -> None:
         for array, last in zip(arrays, self._last, strict=False):
-            for env_id in env_ids:
-                array[env_id] = copy.deepcopy(last[env_id])
+            if array is not None:
+                for env_id in env_ids:
+                    array[env_id] = copy.deepcopy(last[env_id])
 
     def _remember(self, arrays: list[NDArray[Any]]) -> None:
         for last, array in zip(self._last, arrays, strict=False):

@@ -178,8 +178,6 @@ class EnvRunner:
                         observation = self._take_reset(row, self._reset_again(row, env), reset_infos)
                     elif self._mode is AutoresetMode.NEXT_STEP:
                         ended.add(row)
-                        if self._retiring:
-                            left.append(row)
                 flags[row] = flag
                 write(row, observation)
             if nans is not None:
@@ -194,7 +192,7 @@ class EnvRunner:
         return self._news("step", StepNews([], rests, reset_infos, finals, {}, self._leave(left) if left else {}))
 
     def retire(self, rows: Iterable[int]) -> StepNews:
-        """Leave some environments at once, as those whose episode has ended, and from now on each whose episode ends.
+        """Leave some environments at once, and those that wait for a reset; from now on reset none whose episode ends.
 
         Args:
             rows: To be left at once.
