@@ -111,6 +111,8 @@ class Oracle:
             self.runner.envs[i] = understudy
             # Its last episode had ended, perhaps, and was going to be reset.
             self.runner._ended.discard(i)
+            # What `reset_options` went by is forgotten.
+            self.runner._options[i], self.runner._resets[i] = None, 0
 
     def _seed(self, env_id: int) -> dict[str, int]:
         seed = self.seeds[env_id]

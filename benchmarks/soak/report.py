@@ -16,6 +16,9 @@ from soak.growth import Long
 from soak.leaks import MB, Memory, growth
 from soak.scenario import Outcome
 
+#: The page, with names of what is put into it.
+TEMPLATE = Path(__file__).with_name("page.md")
+
 
 @dataclass
 class Report:
@@ -171,7 +174,7 @@ def write_page(page: Path, result: Report) -> None:
     said = ", ".join(f"{name} {number}" for name, number in versions().items())
     minutes, seed = result.arguments["minutes"], result.arguments["seed"]
     page.write_text(
-        PAGE.format(
+        TEMPLATE.read_text().format(
             command=f"python benchmarks/soak.py --minutes {minutes:g} --seed {seed} --markdown {_shown(page)}",
             versions=said,
             system={"linux": "Linux"}.get(sys.platform, sys.platform),
@@ -209,71 +212,3 @@ def draw(chart: Path, result: Report) -> None:
     right.set(title="workers of the long runs, private", xlabel="steps", ylabel="MB", ylim=(0, None))
     figure.savefig(chart, dpi=90)
     pyplot.close(figure)
-
-
-PAGE = """# Endurance
-
-What a long run of random environments, options, calls and faults has found. This page was written by
-
-```
-{command}
-```
-
-with {versions}, on {system} with {cpus} CPUs.
-
-{rows_head}{rows}
-
-![memory over steps]({chart})
-
-## What is done
-
-For the given time, one scenario after the other is drawn from the seed. A scenario is a batch of environments of one of the three classes
-(`SharedMemVecEnv` of Stable-Baselines3, `SharedMemVectorEnv`, `fastvec.baselines`), with a random observation space (arrays of nine dtypes, numbers,
-`Dict` and `Tuple` nested in each other, `Text`, `Sequence`, `Graph`, `OneOf`), 1 to 12 environments on 1 to 6 workers in even and uneven splits, each
-start method, autoreset mode and kind of info, and random `on_failure`, `check_nan`, `reset_options`, `seeding`, `copy` and timeouts. It lives for
-some hundred to some thousand steps, with resets with and without seeds, options and masks between them, calls between steps and between
-`step_async()` and `step_wait()`, calls that fail, calls out of order, waits that time out, and steps that are dropped; it is closed in any state,
-and used after that.
-
-**Everything that comes back is compared** with what the same class returns for the same calls with `num_workers=0`: observations, rewards, flags,
-infos, last observations, results and exceptions of calls, bit for bit, with types, dtypes, shapes and the order of keys.
-
-**Faults are real.** Environments in workers raise, exit, kill their own process, crash, hang and return NaN, in `step()`, `reset()`, calls, `close()`
-and in the constructor of a replacement; others are killed from outside, idle or in a step. With `on_failure="raise"` the error must come, be
-of the right type and blame the right environment or worker, nothing but `close()` must work afterwards, and `close()` must return in time. With
-`on_failure="restart"` the run goes on, and its values are compared as before, with a model in the place of the lost worker that is written in terms
-of what the [guide](../guides/sb3.md#go-on-after-a-failure) promises ([oracle.py](../../benchmarks/soak/oracle.py)).
-
-**What is left** is counted after each scenario: processes, open descriptors, threads, entries of `/dev/shm`, temporary files.
-
-**Memory** of the program is taken after each scenario. Its growth is the median of the slopes between all pairs of samples (Theil and Sen), without
-the first fifth: single jumps, as allocators make them, move it little, steady growth all of it. Every five minutes there is a long run of 120,000
-cheap steps, without faults, in which the private memory of the workers is taken too.
-
-## Faults survived
-
-With `on_failure="raise"` / with `on_failure="restart"`, by where they happened.
-
-{faults}
-
-## Calls made
-
-{acts}
-
-## Run it yourself
-
-```
-python benchmarks/soak.py --minutes 10 --seed 1
-```
-
-It needs Stable-Baselines3, `rich`, `psutil` and, for the page, `matplotlib`. If something is wrong it says so at once, with the seed of the scenario,
-and ends with exit code 1; `python benchmarks/soak.py --scenario SEED` runs that scenario alone.
-
-## Not covered
-
-Environments that draw from generators other than their own `np_random`; rendering, video and wrappers; Ctrl-C (which has
-[tests of its own](../../tests/test_interrupts.py)); CPU binding; more than 6 workers; machines short of memory or descriptors. Where two environments
-of one call raise, either error may come, so that only one is made to. Reward and observations are random numbers, so that two wrong ones cannot
-cancel, but the environments are cheap: timing is that of steps of some microseconds. With `num_workers=0` a step that is dropped by `reset()` is never
-taken, in workers it is; the comparison takes it in both.
-""".replace("{rows_head}", "| | |\n|---|--:|\n")

@@ -413,11 +413,11 @@ class Scenario:
         return found
 
     def check_error(self, found: list[Any], faults: list[Fault]) -> None:
-        """Exactly the error that a fault has to raise, blaming whom it has to."""
+        """An error that one of the faults has to raise, blaming whom it has to."""
         raised = [result for result in found if isinstance(result, BaseException)]
         if not raised:
             raise Wrong(f"nothing was raised, though there was {faults}")
-        complaints = [fault.complaint(raised[0], self.worker_of(fault.env)) for fault in faults]
+        complaints = [fault.complaint(error, self.worker_of(fault.env)) for fault in faults for error in raised]
         if all(complaints):
             raise Wrong("; ".join(filter(None, complaints)))
 
