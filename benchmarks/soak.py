@@ -31,8 +31,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from soak import report
 from soak.growth import EVERY, long_life
 from soak.leaks import Belongings, Memory, end_children, leftovers
+from soak.outcome import Outcome
 from soak.report import Report
-from soak.scenario import Outcome, Scenario
+from soak.scenario import Scenario
 
 #: Seconds between two long lives, and the steps of one.
 LONG_EVERY, LONG_STEPS = 300.0, 120_000

@@ -56,7 +56,7 @@ def long_life(seed: int, steps: int, tick: Callable[[int], None]) -> Long:
         fastvec.SharedMemVectorEnv(plans, num_workers=2, start_method="fork") as subject,
         fastvec.SharedMemVectorEnv(plans, num_workers=0) as reference,
     ):
-        pids = [worker.process.pid for worker in subject._engine._workers]
+        pids = [worker.process.pid for worker in subject._engine._pool.workers]
         parent: list[Memory] = []
         workers: list[list[Memory]] = [[] for _ in pids]
         wrong = difference(subject.reset(seed=seed), reference.reset(seed=seed))

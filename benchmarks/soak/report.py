@@ -14,7 +14,7 @@ from typing import Any
 
 from soak.growth import Long
 from soak.leaks import MB, Memory, growth
-from soak.scenario import Outcome
+from soak.outcome import Outcome
 
 #: The page, with names of what is put into it.
 TEMPLATE = Path(__file__).with_name("page.md")
