@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import shutil
 import signal
 import tempfile
@@ -19,14 +20,13 @@ from typing import Any
 import numpy as np
 
 from fastvec import errors
-from fastvec._baselines_adapter import EitherEnv
 from soak.acts import Act, attempt
 from soak.compare import difference
 from soak.draft import CLOSE_TIMEOUT, LIMIT, draft
-from soak.faces import BaselinesFace, GymnasiumFace
+from soak.faces import GymnasiumFace
 from soak.faults import HANGING, WITHIN, Fault, Orders
 from soak.mischief import Mischief
-from soak.oracle import Oracle
+from soak.oracle import Oracle, Place
 from soak.outcome import Outcome
 
 #: `close()` asks, waits for `close_timeout`, terminates, and kills, with a second for each.
@@ -90,9 +90,10 @@ class Scenario:
     def start(self, folder: str) -> None:
         there = [dataclasses.replace(plan, folder=folder) for plan in self.draft.plans]
         self.subject = self.limited("construction", self.face.make, there, **self.draft.options, **self.draft.common)
-        self.reference = self.face.make(list(self.draft.plans), num_workers=0, **self.draft.common)
-        prepare = EitherEnv if isinstance(self.face, BaselinesFace) else lambda env: env
-        self.oracle = Oracle(self.reference, lambda i: prepare(self.draft.plans[i]()))
+        places = [Place(plan) for plan in self.draft.plans]
+        factories = [functools.partial(_the_same, place) for place in places]
+        self.reference = self.face.make(factories, num_workers=0, **self.draft.common)
+        self.oracle = Oracle(self.reference, places, self.draft.common["reset_options"])
         self.slices: list[range] = self.subject._engine._config.slices()
         self.pids = self.current_pids()
         self.mischief = Mischief(self.rng, self.draft, self.orders, self.subject, self.slices)
@@ -169,9 +170,6 @@ class Scenario:
                 self.oracle.lose(self.slices[worker], losses)
         else:
             self.compare(act, found, expected)
-        for env_ids in self.slices:
-            if set(env_ids) <= act.resets:
-                self.oracle.forget(env_ids)
         self.check_processes({self.mischief.worker_of(fault.env) for fault in lethal})
         return True
 
@@ -280,6 +278,10 @@ class Scenario:
         said = difference(found, expected)
         if said is not None or "Close" not in type(found).__name__:
             self.outcome.wrong.append(self.told(Wrong(f"use after close(): {said or found!r}")))
+
+
+def _the_same(place: Place) -> Place:
+    return place
 
 
 def _on_alarm(*_: object) -> None:
