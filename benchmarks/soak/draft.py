@@ -97,10 +97,7 @@ def draft(rng: np.random.Generator) -> Draft:
         common=common,
         options=options,
         length=length,
-        # Which environments are lost with a worker while they go over to the next one is not modelled.
-        due=[]
-        if "max_episodes_per_worker" in options
-        else sorted(int(n) for n in rng.integers(2, length, rng.poisson(mean))),
+        due=sorted(int(n) for n in rng.integers(2, length, rng.poisson(mean))),
         hangs=hangs,
     )
 

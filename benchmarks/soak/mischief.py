@@ -53,6 +53,8 @@ class Mischief:
         if place == "harmless":
             return self.delay(env)
         if place == "outside":
+            if self.draft.recycles:
+                return None  # whom it meets is a matter of time: the worker, its successor, or one that is leaving
             return self.kill_idle(env) if rng.random() < 0.5 else self.kill_in_a_step(env)
         kinds = list(WITHIN[place])
         if self.draft.hangs and place == "step":
@@ -60,7 +62,7 @@ class Mischief:
         if self.draft.common["check_nan"] and place == "step":
             kinds += ["nan"] * 3
         self.orders.give(Fault(env, place, str(rng.choice(kinds))))
-        if self.draft.restarts and place != "call" and rng.random() < 0.25:
+        if self.draft.restarts and not self.draft.recycles and place != "call" and rng.random() < 0.25:
             self.worsen(env)
         if place == "call":
             return self.face.calling(env)
