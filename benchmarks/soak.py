@@ -39,12 +39,12 @@ from soak.scenario import Scenario
 LONG_EVERY, LONG_STEPS = 300.0, 120_000
 
 
-def live(seed: int, perturbed: int | None) -> Outcome:
+def live(seed: int, most_steps: int, perturbed: int | None) -> Outcome:
     """One scenario, and what it left. Nothing that goes wrong in it ends the program."""
     before = Belongings.now()
     outcome = Outcome(seed)
     try:
-        scenario = Scenario(seed, perturbed)
+        scenario = Scenario(seed, most_steps, perturbed)
         outcome = scenario.outcome
         scenario.run()
         del scenario
@@ -61,7 +61,7 @@ def soak(arguments: argparse.Namespace, console: Console) -> Report:
     result = Report.begin(vars(arguments))
     seeds = np.random.default_rng(arguments.seed)
     seconds, began, last_long = arguments.minutes * 60, time.monotonic(), -LONG_EVERY
-    live(1, None)  # what is imported and cached once for good is no growth
+    live(1, arguments.steps, None)  # what is imported and cached once for good is no growth
     with bar(console) as progress:
         task = progress.add_task("", total=seconds, said="")
         while (spent := time.monotonic() - began) < seconds and result.scenarios < arguments.scenarios:
@@ -74,7 +74,7 @@ def soak(arguments: argparse.Namespace, console: Console) -> Report:
                         lambda _: progress.update(task, completed=time.monotonic() - began, refresh=True),
                     )
                 )
-            outcome = live(int(seeds.integers(2**31)), arguments.perturb)
+            outcome = live(int(seeds.integers(2**31)), arguments.steps, arguments.perturb)
             result.add(outcome, Memory.of(result.steps + outcome.steps))
             if outcome.bad:
                 complain(console, outcome)
@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="how long to go on")
     parser.add_argument("--seed", type=int, default=0, help="decides what is drawn")
     parser.add_argument("--scenarios", type=float, default=float("inf"), help="the most scenarios")
+    parser.add_argument("--steps", type=int, default=3000, help="the most steps of a scenario")
     parser.add_argument("--long", type=int, default=LONG_STEPS, metavar="STEPS", help="of a long life, 0 for none")
     parser.add_argument("--scenario", type=int, metavar="SEED", help="run this one alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
@@ -136,7 +137,7 @@ def main() -> None:
         parser.error(f"--long must be a multiple of {EVERY}")
     with quiet() as console:
         if arguments.scenario is not None:
-            outcome = live(arguments.scenario, arguments.perturb)
+            outcome = live(arguments.scenario, arguments.steps, arguments.perturb)
             complain(console, outcome)
             console.print(f"{outcome.steps} steps, {sum(outcome.faults.values())} faults")
             sys.exit(outcome.bad)

@@ -64,8 +64,8 @@ class Draft:
         )
 
 
-def draft(rng: np.random.Generator) -> Draft:
-    """A random one."""
+def draft(rng: np.random.Generator, most_steps: int) -> Draft:
+    """A random one, of so many steps at most."""
     kind = FACES[rng.choice(3, p=[0.4, 0.4, 0.2])]
     num_envs, finite = int(rng.integers(1, 13)), bool(rng.random() < 0.3)
     plan = Plan(
@@ -85,7 +85,7 @@ def draft(rng: np.random.Generator) -> Draft:
         "reset_options": [None, None, "keep", later_options][rng.integers(4)] if kind.seeded else None,
     }
     hangs = bool(rng.random() < 0.15)
-    length = int(rng.choice([150, 400, 1000, 3000], p=[0.3, 0.4, 0.2, 0.1]))
+    length = min(most_steps, int(rng.choice([150, 400, 1000, 3000], p=[0.3, 0.4, 0.2, 0.1])))
     options = parallel_options(rng, num_envs, hangs=hangs)
     if RECYCLES and rng.random() < 0.25:
         episodes = 2 * length * num_envs // (plan.horizon + 1)

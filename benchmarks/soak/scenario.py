@@ -46,15 +46,16 @@ class Scenario:
 
     Args:
         seed: Decides what is drawn.
+        most_steps: Of its life.
         perturbed: For a test of this program: the step from which on a bit of what is expected as a reward is flipped.
     """
 
-    def __init__(self, seed: int, perturbed: int | None = None) -> None:
+    def __init__(self, seed: int, most_steps: int, perturbed: int | None = None) -> None:
         self.rng = np.random.default_rng(seed)
         self.outcome = Outcome(seed)
         self.perturbed = perturbed
         self.recent: collections.deque[str] = collections.deque(maxlen=12)
-        self.draft = draft(self.rng)
+        self.draft = draft(self.rng, most_steps)
         self.face = self.draft.face
         self.due = list(self.draft.due)
         self.outcome.plan = str(self.draft)
@@ -227,7 +228,7 @@ class Scenario:
         self.outcome.values += len(expected)
         if self.perturbed is not None and self.outcome.steps >= self.perturbed:
             for result in expected:
-                if act.steps and isinstance(result, tuple):
+                if act.steps and isinstance(result, tuple) and len(result) >= 4:
                     result[1].view(np.uint8)[0] ^= 1
         said = difference(found, expected)
         if said is not None:
