@@ -136,9 +136,12 @@ class Oracle:
         info = {"reason": Like(faults[-1].reason), "exitcode": faults[-1].exitcode}
         for i in env_ids:
             self.counts[i] += resets
+            if i in self.runner._ended:
+                # Its last episode had ended and was going to be reset by the lost step. Now it ends once more, and for
+                # `reset_options` that is one more episode.
+                self.runner._ended.discard(i)
+                self.runner._resets[i] += 1
             self.places[i].exchange(self.arguments(i), copy.deepcopy(row_of(self.last, i)), info)
-            # Its last episode had ended, perhaps, and was going to be reset.
-            self.runner._ended.discard(i)
 
     def arguments(self, env_id: int) -> dict[str, Any]:
         """Of the reset of a new environment."""
