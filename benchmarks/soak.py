@@ -35,6 +35,8 @@ from soak.outcome import Outcome
 from soak.report import Report
 from soak.scenario import Scenario
 
+import fastvec
+
 #: Seconds between two long lives, and the steps of one.
 LONG_EVERY, LONG_STEPS = 300.0, 120_000
 
@@ -61,7 +63,10 @@ def soak(arguments: argparse.Namespace, console: Console) -> Report:
     result = Report.begin(vars(arguments))
     seeds = np.random.default_rng(arguments.seed)
     seconds, began, last_long = arguments.minutes * 60, time.monotonic(), -LONG_EVERY
-    live(1, arguments.steps, None)  # what is imported and cached once for good is no growth
+    # What is imported and cached once for good is no growth.
+    for name in fastvec.__all__:
+        getattr(fastvec, name)
+    live(1, arguments.steps, None)
     with bar(console) as progress:
         task = progress.add_task("", total=seconds, said="")
         while (spent := time.monotonic() - began) < seconds and result.scenarios < arguments.scenarios:

@@ -209,6 +209,7 @@ def draw(chart: Path, result: Report) -> None:
     for long in result.longs:
         for samples in long.workers:
             right.plot([m.steps for m in samples], [m.uss / MB for m in samples], color="C0", alpha=0.4)
+    right.margins(y=0.2)
     right.set(title="workers of the long runs, private", xlabel="steps", ylabel="MB", ylim=(0, None))
     figure.savefig(chart, dpi=90)
     pyplot.close(figure)
