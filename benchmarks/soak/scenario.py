@@ -135,18 +135,12 @@ class Scenario:
         """Whether it is known what has to come of it."""
         if self.mischief.dead and ("complain" in act.name or "nothing" in act.name):
             return False  # two failures at once, of which either may be raised
-        if act.calls and self.draft.recycles and (self.oracle.runner._ended or self.someone_has_ended()):
-            return False  # an environment whose episode has ended may be the old one or its successor
         # A step that is dropped must not hide in which reset a fault has happened.
         return not (act.drops and any(fault.where == "reset" for fault in self.orders.waiting))
 
-    def someone_has_ended(self) -> bool:
-        """Where nobody resets unasked."""
-        return self.draft.common.get("autoreset_mode") == "Disabled" and bool(self.reference._ended.any())
-
     def reset_who_has_ended(self) -> None:
-        """Where nobody else does."""
-        if self.someone_has_ended():
+        """Where nobody resets unasked."""
+        if self.draft.common.get("autoreset_mode") == "Disabled" and self.reference._ended.any():
             assert isinstance(self.face, GymnasiumFace)
             ended = frozenset(int(i) for i in np.flatnonzero(self.reference._ended))
             self.do(self.face.masked_reset(ended))
