@@ -21,8 +21,8 @@ FLOORS = [
     "_core errors _core.topology _core.options _core.start_method _core.config _core.structure _core.layout "
     "_core.infos _core.observations _core.actions _core.nans _core.moving",
     # one thing of the operating system each, and what is said over it
-    "_core.channel _core.shm _core.sync _core.lineage _core.stacks _core.pickles _core.failures _core.output "
-    "_core.protocol",
+    "_core.channel _core.shm _core.sharing _core.sync _core.lineage _core.stacks _core.pickles _core.failures "
+    "_core.output _core.protocol",
     # inside one process, or one process
     "_core.building _core.returns _core.surroundings _core.runner _core.worker _core.factories _core.launch "
     "_core.forkserver",

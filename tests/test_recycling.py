@@ -208,8 +208,10 @@ def test_a_worker_that_leaks_stays_small(monkeypatch):
     expected, _ = trace(fns, 60, num_workers=0)
     LeakyEnv.kept.clear()
     most, pids = [], set()
-    limit = psutil.Process().memory_info().rss + 10 * LEAK
-    options = {"num_workers": 1, "start_method": "fork", "max_worker_rss": limit}
+    options = {"num_workers": 1, "start_method": "fork"}
+    with SharedMemVectorEnv(fns, **options) as venv:
+        limit = max(venv.call("rss")) + 10 * LEAK
+    options["max_worker_rss"] = limit
     with SharedMemVectorEnv(fns, autoreset_mode=AutoresetMode.SAME_STEP, **options) as venv:
         found = [venv.reset(seed=3, options={"level": 1})]
         for _ in range(60):

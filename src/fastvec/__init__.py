@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fastvec import errors
+    from fastvec._core.sharing import shared
     from fastvec._make_vec import make_vec
     from fastvec._vector_infos import infos_to_dict, infos_to_list
     from fastvec.gymnasium import SharedMemVectorEnv
@@ -27,6 +28,7 @@ __all__ = [
     "infos_to_dict",
     "infos_to_list",
     "make_vec",
+    "shared",
 ]
 
 _HOMES = {
@@ -35,6 +37,7 @@ _HOMES = {
     "infos_to_dict": "fastvec._vector_infos",
     "infos_to_list": "fastvec._vector_infos",
     "make_vec": "fastvec._make_vec",
+    "shared": "fastvec._core.sharing",
 }
 
 

@@ -20,7 +20,7 @@ from fastvec.errors import FactoryError
 
 
 def pickled(factories, adapter=None):
-    return pickle_payload(WorkerPayload(factories, adapter, None))
+    return pickle_payload(WorkerPayload(factories, adapter, None))[0]
 
 
 class Env:
@@ -157,7 +157,7 @@ def test_what_is_defined_in_the_program_itself_travels_by_value():
         "from fastvec._core.protocol import WorkerPayload\n"
         "class Env:\n    depth = 7\n"
         "def make():\n    return Env()\n"
-        "sys.stdout.write(pickle_payload(WorkerPayload([make, Env], None, None)).hex())\n"
+        "sys.stdout.write(pickle_payload(WorkerPayload([make, Env], None, None))[0].hex())\n"
     )
     process = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=120)
     data = bytes.fromhex(process.stdout)

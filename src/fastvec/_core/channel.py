@@ -17,7 +17,8 @@ __all__ = ["Channel", "Gone", "deadline_after", "remaining", "wait_for"]
 
 _HEADER = struct.Struct("<Q")
 _CHUNK = 1 << 20
-_MAX_FDS = 8
+#: As many as Linux sends in one message.
+_MAX_FDS = 253
 
 
 class Gone(Exception):

@@ -15,6 +15,7 @@ from typing import Any
 
 from fastvec._core.pickles import dumps
 from fastvec._core.protocol import WorkerPayload
+from fastvec._core.sharing import SharedMemory, SharingPickler
 from fastvec.errors import FactoryError
 
 __all__ = ["check_factories", "modules_in", "pickle_payload", "strings_in"]
@@ -64,14 +65,18 @@ def _warn_of_late_binding(factories: list[Callable[[], Any]]) -> None:
             )
 
 
-def pickle_payload(payload: WorkerPayload) -> bytes:
-    """Pickle factories and what goes with them.
+def pickle_payload(payload: WorkerPayload) -> tuple[bytes, list[SharedMemory]]:
+    """Pickle factories and what goes with them; the memories of shared arrays have to be sent beside it.
 
     Raises:
         FactoryError: One cannot be pickled; names the variable that prevents it where that can be found.
     """
     try:
-        return dumps(tuple(payload))
+        if SharingPickler.is_needed():
+            return SharingPickler.dumps(tuple(payload))
+        return dumps(tuple(payload)), []
+    except FactoryError:
+        raise
     except Exception as error:
         for index, env_fn in enumerate(payload.env_fns):
             try:

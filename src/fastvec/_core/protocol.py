@@ -117,6 +117,7 @@ class WorkerInit:
         autoreset_mode: See EngineConfig.
         prefix_output: See EngineConfig.
         spins: Whether to look for the next command for a moment before sleeping.
+        shared: How many descriptors of shared arrays come with it, after all others.
         payload: The factories, what the face adds, and the options of automatic resets; pickled, unless the process was
             forked and has them anyway.
     """
@@ -136,6 +137,7 @@ class WorkerInit:
     autoreset_mode: AutoresetMode
     prefix_output: bool
     spins: bool
+    shared: int
     payload: bytes | WorkerPayload = field(repr=False)
 
 

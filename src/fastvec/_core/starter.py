@@ -23,6 +23,7 @@ from fastvec._core.handle import WorkerHandle, death_of, end_workers, waiting_fo
 from fastvec._core.launch import WorkerProcess, fork_worker, import_path, spawn_process
 from fastvec._core.lineage import LifeLine
 from fastvec._core.protocol import Adapter, WorkerInit, WorkerPayload
+from fastvec._core.sharing import SharedMemory
 from fastvec._core.stacks import StackFile
 from fastvec.errors import WorkerTimeoutError
 
@@ -54,6 +55,8 @@ class Starter:
         self._config, self._adapter = config, adapter
         self._server: ForkServer | None = None
         self._inits: list[WorkerInit] = []
+        # Of each worker: the memory of shared arrays that its payload refers to.
+        self._shared: list[list[SharedMemory]] = [[] for _ in range(config.num_workers)]
         self._lifeline = LifeLine() if sys.platform != "win32" else None
         try:
             slices = config.slices()
@@ -61,7 +64,8 @@ class Starter:
                 WorkerPayload([env_fns[i] for i in ids], adapter, config.reset_options) for ids in slices
             ]
             if config.start_method != "fork":
-                payloads = [pickle_payload(payload) for payload in payloads]
+                pickled = [pickle_payload(payload) for payload in payloads]
+                payloads, self._shared = [data for data, _ in pickled], [memories for _, memories in pickled]
             self._inits = [self._init(index, *both) for index, both in enumerate(zip(slices, payloads, strict=True))]
             if config.start_method == "forkserver":
                 self._server = ForkServer.acquire(self._server_key(payloads))
@@ -91,7 +95,7 @@ class Starter:
             with self.reporting(worker, "start"):
                 channel.send(
                     b"" if self._config.start_method == "fork" else pickle.dumps(init),
-                    fds=(worker.stacks.fd, *lifelines),
+                    fds=(worker.stacks.fd, *lifelines, *(memory.fd for memory in self._shared[index])),
                     deadline=deadline,
                     sentinel=process.sentinel,
                 )
@@ -103,6 +107,7 @@ class Starter:
     def forget_factories(self) -> None:
         """No more workers will be started."""
         self._inits.clear()
+        self._shared.clear()
 
     def close(self) -> None:
         """Give everything back; workers that still run end. Idempotent."""
@@ -154,6 +159,7 @@ class Starter:
             autoreset_mode=config.autoreset_mode,
             prefix_output=config.prefix_output,
             spins=config.workers_spin,
+            shared=len(self._shared[index]),
             payload=payload,
         )
 

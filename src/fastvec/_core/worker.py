@@ -38,6 +38,7 @@ from fastvec._core.protocol import (
     WorkerPayload,
 )
 from fastvec._core.runner import EnvRunner
+from fastvec._core.sharing import received
 from fastvec._core.shm import SharedBlock
 from fastvec._core.stacks import write_stacks_to
 from fastvec._core.structure import EnvDescription
@@ -90,7 +91,8 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
     message = channel.receive()
     init = init or pickle.loads(message)
     del message
-    stack_fd, *lifelines = channel.take_fds()
+    stack_fd, *fds = channel.take_fds()
+    lifelines, shared_fds = fds[: len(fds) - init.shared], fds[len(fds) - init.shared :]
     write_stacks_to(stack_fd)
     if lifelines:
         die_with(lifelines[0])
@@ -98,7 +100,7 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
     try:
         with _blaming_set_up("constructor"):
             notes = settle(init)
-        env_fns, adapter, reset_options = _payload(init)
+        env_fns, adapter, reset_options = _payload(init, shared_fds)
         # Factories may hold much data: what they travelled as is not kept beside them.
         init = dataclasses.replace(init, payload=b"")
         with _blaming_set_up("constructor"):
@@ -267,8 +269,8 @@ def _described(envs: list[Any], init: WorkerInit, adapter: Adapter) -> EnvDescri
         return adapter.describe(envs, init.env_ids)
 
 
-def _payload(init: WorkerInit) -> WorkerPayload:
+def _payload(init: WorkerInit, shared_fds: list[int]) -> WorkerPayload:
     if not isinstance(init.payload, bytes):
         return init.payload
-    with _blaming_set_up("unpickling the environment factories"):
+    with _blaming_set_up("unpickling the environment factories"), received(shared_fds):
         return WorkerPayload(*pickle.loads(init.payload))
