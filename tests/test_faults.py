@@ -229,6 +229,7 @@ sys.path.insert(0, {tests!r})
 from engines import make_engine, reset
 from toys import CountingEnv, FaultyEnv
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
 {before}
 engine = make_engine(
     [functools.partial(FaultyEnv, i, "step", {how!r}) for i in range(4)], start_method={method!r}, close_timeout=1.0
@@ -293,6 +294,30 @@ def test_a_program_that_ends_with_an_error_shows_no_other():
     assert err.count("Traceback") == 1
     assert err.endswith("KeyError: 'mine'\n")
     assert gone(pids)
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_a_debugger_in_the_program_is_no_hindrance(method, tmp_path):
+    """A traced program starts, steps, stops at a breakpoint between two steps, and closes."""
+    rest = """
+    engine.send(np.zeros(4, np.int64))
+    print(engine.recv().rewards)
+    engine.send(np.zeros(4, np.int64))
+    breakpoint()
+    print(engine.recv().rewards)
+    engine.close()
+    """
+    path = tmp_path / "program.py"
+    path.write_text(
+        PROGRAM.format(tests=os.path.dirname(__file__), method=method, how="", rest=textwrap.dedent(rest), before="")
+    )
+    command = [sys.executable, "-m", "pdb", "-c", "continue", str(path)]
+    done = subprocess.run(
+        command, input="p 6 * 7\ncontinue\nquit\n", capture_output=True, text=True, timeout=60, check=False
+    )
+    for expected in ("[1. 1. 1. 1.]", "(Pdb) 42", "[2. 2. 2. 2.]", "The program finished"):
+        assert expected in done.stdout, done.stdout + done.stderr
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("theirs", START_METHODS)
