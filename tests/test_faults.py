@@ -95,6 +95,29 @@ def test_this_process_reports_like_a_worker():
     engine.close()
 
 
+@pytest.mark.parametrize("how", ["os._exit", "SIGKILL", "SIGSEGV", "sleep"])
+@pytest.mark.parametrize("where", ["step", "reset", "method"])
+def test_which_environment_of_a_worker_it_was_is_told(where, how):
+    """Of several in one worker: whose code was running when it died, or is running where it does not answer."""
+    fns = [functools.partial(FaultyEnv, i, where if i == 2 else "", how, at=1) for i in range(5)]
+    engine = make_engine(fns, num_workers=2, step_timeout=1.0, reset_timeout=1.0, close_timeout=0.2)
+
+    def live():
+        reset(engine)
+        step(engine)
+        engine.send_call("method", call_method, "method", env_ids=range(5))
+        engine.recv_call(timeout=1.0)
+
+    with pytest.raises((errors.WorkerDiedError, errors.WorkerTimeoutError)) as caught:
+        live()
+    if how == "sleep":
+        assert re.search(r"waiting for envs \[0, 1, 2\] of worker 0 \(pid \d+, in env 2\)", str(caught.value))
+    else:
+        assert re.search(rf"worker 0 \(pid \d+, envs 0 to 2\) died during {where} of env 2: it ", str(caught.value))
+        assert caught.value.env_index == 2
+    engine.close()
+
+
 def test_a_fault_is_seen_while_another_worker_is_stuck():
     """Worker 0 sleeps for an hour; the exception of worker 2 is raised all the same."""
     fns = [functools.partial(FaultyEnv, i, "step", how, 1) for i, how in enumerate(["sleep", "", "raise"])]

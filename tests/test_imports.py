@@ -18,14 +18,14 @@ MAX_LINES = 340
 #: A module imports from its own floor or from one below, never from one above.
 FLOORS = [
     # no process, no handle
-    "_core errors _core.topology _core.options _core.start_method _core.config _core.structure _core.layout "
-    "_core.infos _core.observations _core.actions _core.nans _core.moving",
+    "_core errors _core.topology _core.options _core.checks _core.start_method _core.config _core.structure "
+    "_core.layout _core.infos _core.observations _core.actions _core.nans _core.reset_options",
     # one thing of the operating system each, and what is said over it
     "_core.channel _core.shm _core.sharing _core.sync _core.lineage _core.stacks _core.pickles _core.failures "
     "_core.output _core.protocol",
     # inside one process, or one process
-    "_core.building _core.returns _core.surroundings _core.runner _core.worker _core.factories _core.launch "
-    "_core.forkserver",
+    "_core.building _core.moving _core.returns _core.surroundings _core.runner _core.worker _core.factories "
+    "_core.launch _core.forkserver",
     # the parent
     "_core.handle _core.replies _core.restarts _core.recycling _core.starter _core.pool _core.results _core.engine "
     "_core.crew _core.processes _core.serial "

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import collections
+import enum
 import functools
 import logging
 import os
 import random
 import signal
+import threading
 import time
 
+import gymnasium
 import numpy as np
 import psutil
 import pytest
 from engines import START_METHODS, gone, make_engine, reset
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import NormalizeObservation, RecordEpisodeStatistics
 from hypothesis import HealthCheck, given, settings
@@ -22,6 +27,7 @@ from toys import CountingEnv, FailingOnceEnv, StreamEnv
 
 from fastvec import SharedMemVectorEnv, errors
 from fastvec._core.config import AutoresetMode as Mode
+from fastvec._core.launch import wait_for_exit
 from fastvec._env_access import call_method
 
 MODES = list(AutoresetMode)
@@ -162,6 +168,198 @@ def test_wrappers_go_on_with_their_counts_and_means():
     assert sum(means[0][0]) > 20
 
 
+class ThreeSteps(StreamEnv):
+    """Episodes of three steps; writes in place into an array that others may look at."""
+
+    def __init__(self):
+        super().__init__()
+        self.mask = np.zeros(1, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        gymnasium.Env.reset(self, seed=seed)
+        self.left = 3
+        return self.observe(), {}
+
+    def step(self, action):
+        self.left -= 1
+        self.mask[:] = self.np_random.random()
+        return self.observe(), 0.0, self.left == 0, False, {}
+
+
+class Layer(gymnasium.Wrapper):
+    """Adds to the rewards what ``self.add()`` says."""
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, reward + self.add(), *rest
+
+
+class Looking(Layer):
+    """At an array of its environment, and at a view of one of its own."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.mask = env.unwrapped.mask
+        self.own = np.zeros(3)
+        self.last = self.own[-1:]
+
+    def add(self):
+        self.own[-1] += 1
+        return float(self.mask[0]) + float(self.last[0])
+
+
+class Drawing(Layer):
+    """From generators of every kind."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.one, self.two = random.Random(1), np.random.RandomState(1)
+        self.three, self.action_space = np.random.default_rng(1), spaces.Discrete(1000)
+        self.action_space.seed(3)
+
+    def add(self):
+        return self.one.random() + self.two.rand() + self.three.random() + int(self.action_space.sample())
+
+
+class Gear(enum.IntEnum):
+    A, B = 1, 2
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+class Named(Layer):
+    """Has data whose classes a script has defined."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.gear, self.point, self.itself = Gear.A, Point(1, 2), []
+        self.itself.append(self.itself)
+
+    def add(self):
+        self.gear, self.point = Gear.B if self.gear is Gear.A else Gear.A, Point(self.point.y, self.point.x + 1)
+        return float(self.gear + self.point.x)
+
+
+class Outer(gymnasium.Env):
+    """Has its environment under another name."""
+
+    def __init__(self):
+        self.simulator = ThreeSteps()
+        self.observation_space, self.action_space = self.simulator.observation_space, self.simulator.action_space
+
+    def reset(self, *, seed=None, options=None):
+        return self.simulator.reset(seed=seed)
+
+    def step(self, action):
+        return self.simulator.step(action)
+
+    def pid(self):
+        return os.getpid()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("kind", [Looking, Drawing, Named, Outer])
+def test_layers_of_every_kind_go_on(kind, method):
+    """Whatever their attributes are, refer to or draw from."""
+
+    def make():
+        return Outer() if kind is Outer else kind(ThreeSteps())
+
+    expected, _ = trace([make] * 2, 15, num_workers=0)
+    found, pids = trace([make] * 2, 15, num_workers=1, start_method=method, max_episodes_per_worker=2)
+    assert_same(found, expected)
+    assert len(pids) > 2
+
+
+def test_a_memory_map_stays_a_memory_map(tmp_path):
+    """Nothing that is written into it is lost."""
+    path = tmp_path / "log"
+    np.zeros(100).tofile(path)
+
+    class Logging(Layer):
+        def __init__(self, env):
+            super().__init__(env)
+            self.log, self.count = np.memmap(path, np.float64, "r+"), 0
+
+        def add(self):
+            self.log[self.count] = self.count = self.count + 1
+            return 0.0
+
+    _, pids = trace([lambda: Logging(ThreeSteps())], 20, num_workers=1, start_method="fork", max_episodes_per_worker=1)
+    assert len(pids) > 3
+    assert np.fromfile(path).tolist()[:20] == list(range(1, 21))
+
+
+def test_what_cannot_go_over_begins_anew_and_is_told_of(capfd):
+    """A generator that cannot be pickled; an environment that is made late. The training goes on."""
+
+    class Odd:
+        def __init__(self):
+            self.lock = threading.Lock()
+
+        def random(self):
+            return 0.5
+
+    class OddEnv(ThreeSteps):
+        def reset(self, *, seed=None, options=None):
+            self._np_random = Odd()
+            self.left = 3
+            return np.zeros(2, np.float32), {}
+
+        def observe(self):
+            return np.zeros(2, np.float32)
+
+    class Late(Outer):
+        def __init__(self):
+            super().__init__()
+            self.simulator = None
+
+        def reset(self, *, seed=None, options=None):
+            self.simulator = self.simulator or ThreeSteps()
+            return self.simulator.reset(seed=seed)
+
+    for cls, text in (
+        (OddEnv, "_np_random of an environment cannot be pickled"),
+        (Late, "has nothing at '.simulator' yet"),
+    ):
+        _, pids = trace([cls], 8, num_workers=1, start_method="forkserver", max_episodes_per_worker=1)
+        assert len(pids) > 2
+        assert text in capfd.readouterr().err
+
+
+class Unequal(StreamEnv):
+    """Its factory seeds the global generators; episodes of 2 steps, or of 9."""
+
+    def __init__(self, env_id):
+        super().__init__("box", env_id)
+        np.random.seed(3)
+        random.seed(3)
+
+    def observe(self):
+        return np.array([np.random.random(), random.random()], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.left = 9 if self.env_id else 2
+        return self.observe(), {}
+
+    def step(self, action):
+        self.left -= 1
+        return self.observe(), 0.0, self.left == 0, False, {}
+
+
+def test_global_generators_do_not_repeat_themselves_amid_a_change():
+    """While two workers share environments, neither draws what the other has drawn."""
+    fns = [functools.partial(Unequal, i) for i in range(2)]
+    with SharedMemVectorEnv(fns, autoreset_mode="SameStep", num_workers=1, max_episodes_per_worker=1) as venv:
+        drawn = [*venv.reset()[0][:, 0]]
+        for _ in range(40):
+            observations, *_, infos = venv.step([0, 0])
+            drawn += [*observations[:, 0]]
+            drawn += [final[0] for final in infos.get("final_obs", []) if final is not None]
+    assert len(set(drawn)) == len(drawn)
+
+
 class GlobalEnv(StreamEnv):
     """Draws from the generators of its process, which its resets seed."""
 
@@ -233,7 +431,7 @@ def test_a_limit_below_what_a_worker_takes_at_first_is_told_of_once(caplog, monk
     assert_same(found, expected)
     assert len(pids) > 2
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "max_worker_rss=1048576 is less than what worker 0 takes" in caplog.text
+    assert "in their first episodes, more than max_worker_rss=1048576" in caplog.text
 
 
 class OnlyOnceEnv(StreamEnv):
@@ -334,9 +532,109 @@ def test_a_successor_that_does_not_reset_is_a_step_that_takes_too_long(tmp_path)
         engine.send(np.zeros(1, np.int64))
         with pytest.raises(errors.WorkerTimeoutError, match=text):
             engine.recv()
-        with pytest.raises(errors.BrokenError, match="did not finish"):
-            engine.send(np.zeros(1, np.int64))
+        if on_failure == "raise":  # as ever, it can be waited for again
+            with pytest.raises(errors.WorkerTimeoutError, match=text):
+                engine.recv()
+        else:
+            with pytest.raises(errors.BrokenError, match="did not finish"):
+                engine.send(np.zeros(1, np.int64))
         engine.close()
+
+
+class SlowToReset(CountingEnv):
+    """Takes its time for every reset but the first one of its first process."""
+
+    def __init__(self, flag, seconds):
+        super().__init__(0, horizon=2)
+        self.seconds = seconds if os.path.exists(flag) else 0.0
+        open(flag, "w").close()
+
+    def reset(self, **options):
+        time.sleep(self.seconds)
+        return super().reset(**options)
+
+
+@pytest.mark.parametrize("how", ["timeout", "interrupt"])
+def test_a_wait_for_a_change_of_hands_can_be_gone_on_with(tmp_path, how):
+    """After a timeout or Ctrl-C the step is still pending, as it is without a change."""
+    limit = {"step_timeout": 0.3} if how == "timeout" else {}
+    fns = [functools.partial(SlowToReset, str(tmp_path / "flag"), 1.0)]
+    engine = make_engine(fns, num_workers=1, max_episodes_per_worker=1, **limit)
+    reset(engine)
+    results = []
+    for _ in range(3):
+        engine.send(np.zeros(1, np.int64))
+        if len(results) == 1 and how == "interrupt":
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        if len(results) == 1:
+            with pytest.raises(KeyboardInterrupt if how == "interrupt" else errors.WorkerTimeoutError):
+                engine.recv()
+            result = engine.recv(timeout=30)
+        else:
+            result = engine.recv()
+        results.append((result.observations.tolist(), result.rewards.tolist(), list(result.flags)))
+    assert results == [([[0, 0, 1]], [1], [0]), ([[0, 0, 0]], [2], [10]), ([[0, 0, 1]], [1], [0])]
+    engine.close()
+
+
+def test_a_successor_has_a_time_of_its_own_to_start(tmp_path):
+    """That its constructor takes longer than a reset may take is no reason to give up a reset."""
+
+    class SlowToBuild(CountingEnv):
+        def __init__(self):
+            super().__init__(0, horizon=1)
+            time.sleep(1.0)
+
+    engine = make_engine([SlowToBuild], num_workers=1, max_episodes_per_worker=1, reset_timeout=0.8, step_timeout=0.8)
+    for _ in range(2):
+        reset(engine)
+        engine.send(np.zeros(1, np.int64))
+        assert engine.recv().rewards.tolist() == [1]
+    engine.close()
+
+
+def test_a_new_fork_server_starts_later_workers_where_the_first_has_died():
+    """For successors and for replacements."""
+    fns = [functools.partial(CountingEnv, i, horizon=2) for i in range(2)]
+    for options in ({"max_episodes_per_worker": 1}, {"on_failure": "restart"}):
+        engine = make_engine(fns, num_workers=1, start_method="forkserver", **options)
+        reset(engine)
+        pid = engine._pool.workers[0].process.pid
+        server = engine._pool._starter._server._process
+        os.kill(server.pid, signal.SIGKILL)
+        wait_for_exit([server], 10)
+        if "on_failure" in options:
+            os.kill(pid, signal.SIGKILL)
+        for _ in range(3):
+            engine.send(np.zeros(2, np.int64))
+            engine.recv()
+        assert engine._pool.workers[0].process.pid != pid
+        engine.close()
+
+
+def test_closing_in_a_signal_handler_while_a_successor_starts(tmp_path):
+    """It ends the wait, and says what it says anywhere."""
+
+    class SlowToBuild(CountingEnv):
+        def __init__(self, flag):
+            super().__init__(0, horizon=1)
+            if os.path.exists(flag):
+                time.sleep(30.0)
+            open(flag, "w").close()
+
+    engine = make_engine(
+        [functools.partial(SlowToBuild, str(tmp_path / "flag"))],
+        num_workers=1,
+        max_episodes_per_worker=1,
+        close_timeout=0.5,
+    )
+    reset(engine)
+    signal.signal(signal.SIGALRM, lambda *_: engine.close())
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    with pytest.raises(errors.ClosedError):
+        engine.send(np.zeros(1, np.int64))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    engine.close()
 
 
 def test_closing_amid_a_change_leaves_nothing():
@@ -351,7 +649,11 @@ def test_closing_amid_a_change_leaves_nothing():
     [
         ({"max_episodes_per_worker": 0}, "max_episodes_per_worker must be at least 1, got 0"),
         ({"max_episodes_per_worker": 2.5}, "max_episodes_per_worker must be an integer, got 2.5 of type float"),
-        ({"max_worker_rss": -1}, "max_worker_rss must be at least 1, got -1"),
+        ({"max_worker_rss": -1}, "max_worker_rss must be a number of bytes, such as 2e9 for two gigabytes, got -1"),
+        (
+            {"max_worker_rss": "1GB"},
+            "max_worker_rss must be a number of bytes, such as 2e9 .* got '1GB'",
+        ),
         ({"max_episodes_per_worker": 5, "num_workers": 0}, "max_episodes_per_worker=5 needs workers"),
         ({"max_worker_rss": 1 << 30, "num_workers": 0}, "max_worker_rss=1073741824 needs workers"),
     ],

@@ -347,6 +347,25 @@ def test_the_last_observation_is_shown_until_the_reset(mode, observation):
         assert not np.array_equal(observations[0], before[0])
 
 
+def test_the_log_has_the_whole_story(flag, caplog):
+    """The traceback of what an environment raised; of a limit that is used up, which."""
+    engine = failing_once(flag, "step", "raise", max_restarts=1)
+    reset(engine)
+    for _ in range(4):
+        step(engine)
+    assert "worker 1 was replaced: env 2 (worker 1, pid" in caplog.text
+    assert "in fail\n" in caplog.text
+    assert 'raise KeyError("bad torque")' in caplog.text
+    os.kill(engine._pool.workers[0].process.pid, 9)
+    engine.send(np.zeros(5, np.int64))
+    with pytest.raises(errors.WorkerDiedError) as caught:
+        engine.recv()
+    note = "max_restarts=1 workers were replaced within restart_window=300 s already"
+    assert note in caplog.text
+    assert getattr(caught.value, "__notes__", [note]) == [note]
+    engine.close()
+
+
 def keep_and_count(env_id, n):
     return {"env": env_id, "n": n}
 

@@ -24,7 +24,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.monitor import Monitor, load_results
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
     VecCheckNan,
@@ -541,3 +541,32 @@ def test_learning_goes_on_when_workers_are_killed():
     assert model.num_timesteps >= 800
     assert (len(killed), killer.found) == (3, 6)
     venv.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("options", [{"max_episodes_per_worker": 3}, {"on_failure": "restart"}])
+def test_monitors_files_outlive_a_worker(options, method, tmp_path):
+    """Every episode that has ended is in its file, once, below one header."""
+    venv = make_vec_env(
+        "CartPole-v1",
+        n_envs=3,
+        seed=1,
+        monitor_dir=str(tmp_path),
+        vec_env_cls=SharedMemVecEnv,
+        vec_env_kwargs={"num_workers": 2, "start_method": method, **options},
+    )
+    venv.reset()
+    told = []
+    pids = set()
+    for index in range(150):
+        if "on_failure" in options and index == 75:
+            os.kill(venv._engine._pool.workers[0].process.pid, 9)
+        _, _, _, infos = venv.step([index % 2] * 3)
+        told += [(info["episode"]["r"], info["episode"]["l"]) for info in infos if "episode" in info]
+        pids |= {worker.process.pid for worker in venv._engine._pool.workers}
+    venv.close()
+    found = load_results(str(tmp_path))
+    assert sorted(zip(found["r"], found["l"], strict=True)) == sorted(told)
+    assert len(told) > 5
+    assert len(pids) > 2
+    assert len(list(tmp_path.iterdir())) == 3

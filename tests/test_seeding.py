@@ -93,6 +93,20 @@ def test_automatic_resets_have_options_on_request(workers, mode, method):
         engine.close()
 
 
+def wrong_options(env_id, number):
+    return 5
+
+
+def test_a_function_of_reset_options_that_returns_nonsense():
+    """Is told what it should return, with the environment."""
+    engine = make_engine([functools.partial(CountingEnv, 0, horizon=1)], reset_options=wrong_options, num_workers=1)
+    engine.reset([{}])
+    engine.send(np.zeros(1, np.int64))
+    with pytest.raises(errors.EnvError, match="reset_options must return a mapping or None, got 5"):
+        engine.recv()
+    engine.close()
+
+
 def test_wrong_reset_options_are_said():
     """At once."""
     with pytest.raises(errors.ConfigError, match="reset_options must be None, 'keep' or a function"):

@@ -140,7 +140,7 @@ class Oracle:
                 # Its last episode had ended and was going to be reset by the lost step. Now it ends once more, and for
                 # `reset_options` that is one more episode.
                 self.runner._ended.discard(i)
-                self.runner._resets[i] += 1
+                self.runner._options.counts[i] += 1
             self.places[i].exchange(self.arguments(i), copy.deepcopy(row_of(self.last, i)), info)
 
     def arguments(self, env_id: int) -> dict[str, Any]:
@@ -152,9 +152,9 @@ class Oracle:
             arguments["seed"] = int(words[0])
         options = None
         if callable(self.reset_options):
-            options = self.reset_options(env_id, self.runner._resets[env_id] + 1)
+            options = self.reset_options(env_id, self.runner._options.counts[env_id] + 1)
         elif self.reset_options == "keep":
-            options = self.runner._options[env_id]
+            options = self.runner._options.last[env_id]
         return arguments if options is None else arguments | {"options": options}
 
     def start_reset(self, reset: Any, deadline: float | None) -> None:

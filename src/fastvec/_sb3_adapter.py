@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,14 @@ __all__ = ["Sb3Adapter"]
 class Sb3Adapter(GymnasiumAdapter):
     """Accepts old Gym's environments as SB3 does, by way of shimmy."""
 
+    def set_up(self, *, later: bool) -> None:
+        """In a worker that takes the place of another, also have ``Monitor`` go on with the files that it finds."""
+        super().set_up(later=later)
+        # Without the module there is no Monitor among the factories, and importing it would import PyTorch.
+        monitor = sys.modules.get("stable_baselines3.common.monitor")
+        if later and monitor is not None:
+            monitor.ResultsWriter = _appending(monitor)  # type: ignore[attr-defined]
+
     def prepare(self, env: Any) -> Any:
         """The environment itself, or a Gymnasium environment around it."""
         if isinstance(env, gymnasium.Env):
@@ -23,3 +33,18 @@ class Sb3Adapter(GymnasiumAdapter):
         from stable_baselines3.common.vec_env.patch_gym import _patch_env
 
         return _patch_env(env)
+
+
+def _appending(monitor: Any) -> type:
+    class AppendingWriter(monitor.ResultsWriter):  # type: ignore[misc]
+        """SB3's, but a file that exists is one that the worker before has written, and is not emptied."""
+
+        def __init__(
+            self, filename: str = "", header: Any = None, extra_keys: Any = (), override_existing: bool = True
+        ) -> None:
+            name = monitor.Monitor.EXT
+            path = os.path.join(filename, name) if os.path.isdir(filename) else f"{filename}.{name}"
+            exists = os.path.exists(filename if filename.endswith(name) else path)
+            super().__init__(filename, header, extra_keys, override_existing and not exists)
+
+    return AppendingWriter

@@ -49,7 +49,7 @@ class GymnasiumAdapter:
     allow_space_differences: bool = False
     registered: tuple[bytes, ...] = ()
 
-    def set_up(self) -> None:
+    def set_up(self, *, later: bool) -> None:
         """In a worker: make known what the program has registered with ``gymnasium.register``."""
         for data in self.registered:
             spec = pickle.loads(data)

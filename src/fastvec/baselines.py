@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fastvec._baselines_adapter import BaselinesAdapter, declaration, image
+from fastvec._core.checks import check_flag
 from fastvec._core.config import EngineConfig
 from fastvec._core.engines import in_process_envs, make_engine
 from fastvec._core.factories import check_factories
@@ -122,6 +123,7 @@ class SharedMemVecEnv:
             raise ConfigError(f"spaces must be a pair (observation_space, action_space), got {spaces!r}")
         factories = check_factories(env_fns)
         options = check_options(type(self), engine_options)
+        check_flag("allow_space_differences", allow_space_differences)
         config = EngineConfig.resolve(
             len(factories),
             **options,

@@ -140,12 +140,20 @@ class WorkerDiedError(FastvecError, ChildProcessError):
         worker: Index of the worker.
         pid: Its process id.
         exitcode: Its exit code, ``-N`` where signal N killed it, None where it is not known.
+        env_index: The environment whose code it was running, None where it ran none's.
     """
 
     def __init__(
-        self, message: str, *, worker: int | None = None, pid: int | None = None, exitcode: int | None = None
+        self,
+        message: str,
+        *,
+        worker: int | None = None,
+        pid: int | None = None,
+        exitcode: int | None = None,
+        env_index: int | None = None,
     ) -> None:
         super().__init__(message)
+        self.env_index = env_index
         self.worker = worker
         self.pid = pid
         self.exitcode = exitcode

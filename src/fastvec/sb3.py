@@ -30,6 +30,7 @@ except ImportError as error:
     ) from error
 
 from fastvec import _env_access
+from fastvec._core.checks import check_flag
 from fastvec._core.config import EngineConfig
 from fastvec._core.engines import in_process_envs, make_engine
 from fastvec._core.factories import check_factories
@@ -126,6 +127,7 @@ class SharedMemVecEnv(VecEnv):
         if self._reward_dtype.kind != "f":
             raise ConfigError(f"reward_dtype must be a floating dtype, got {self._reward_dtype}")
         factories = check_factories(env_fns)
+        check_flag("allow_space_differences", allow_space_differences)
         config = EngineConfig.resolve(
             len(factories),
             **check_options(type(self), engine_options),

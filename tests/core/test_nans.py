@@ -62,14 +62,17 @@ def run(workers, mode=AutoresetMode.SAME_STEP, steps=6, check_nan=True, **how):
     [
         (
             {"where": "observation"},
-            r"the observation\['x'\]\[1, 0\] is nan, returned by step 2 of its episode \(last seeded with 43\) with "
+            r"the observation\['x'\]\[1, 0\] of env 3 is nan, returned by step 2 of episode 1 since the seed 43, with "
             r"the action array\(\[0.125, 0.125\], dtype=float32\)",
         ),
-        ({"where": "observation", "bad": -np.inf}, r"\[1, 0\] is -inf, returned by step 2"),
-        ({"where": "reward", "bad": np.inf, "at": 4}, r"the reward is inf, returned by step 4 of its episode"),
-        ({"where": "observation", "at": 0}, r"\[1, 0\] is nan, returned by reset\(\)"),
+        ({"where": "observation", "bad": -np.inf}, r"\[1, 0\] of env 3 is -inf, returned by step 2"),
+        ({"where": "reward", "bad": np.inf, "at": 4}, r"the reward of env 3 is inf, returned by step 4 of episode 1"),
+        ({"where": "observation", "at": 0}, r"\[1, 0\] of env 3 is nan, returned by reset\(\)"),
         ({"where": "observation", "at": 0, "horizon": 3, "episode": 1}, r"is nan, returned by the automatic reset\(\)"),
-        ({"where": "observation", "at": 1, "horizon": 3, "episode": 1}, r"\[1, 0\] is nan, returned by step 1 of its"),
+        (
+            {"where": "observation", "at": 1, "horizon": 3, "episode": 1},
+            r"returned by step 1 of episode 2 since",
+        ),
     ],
 )
 def test_the_first_one_is_named(workers, how, text):
@@ -83,7 +86,7 @@ def test_the_first_one_is_named(workers, how, text):
 def test_the_last_observation_of_an_episode_is_looked_at(mode):
     """Also where the step that ends the episode resets the environment."""
     name = "the last observation" if mode is AutoresetMode.SAME_STEP else r"the observation\['x'\]"
-    with pytest.raises(errors.NanError, match=name + r"\[1, 0\] is nan, returned by step 2 of its episode"):
+    with pytest.raises(errors.NanError, match=name + r"\[1, 0\] of env 3 is nan, returned by step 2 of episode 1"):
         run(2, mode, where="observation", horizon=2)
 
 
@@ -121,7 +124,7 @@ def test_the_seed_goes_over_with_an_environment():
         engine.send(np.zeros((2, 2), np.float32))
         engine.recv()
     engine.send(np.zeros((2, 2), np.float32))
-    with pytest.raises(errors.NanError, match=r"step 2 of its episode \(last seeded with 40\)") as caught:
+    with pytest.raises(errors.NanError, match=r"returned by step 2 of episode 2 since the seed 40") as caught:
         engine.recv()
     assert caught.value.__cause__.env_index == 0
     engine.close()

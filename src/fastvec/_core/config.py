@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fastvec._core.checks import all_of, check_arguments, check_count, check_flag, check_seconds
 from fastvec._core.options import CpuAffinity, ResetOptions, WorkerEnv
 from fastvec._core.start_method import resolve_start_method
 from fastvec._core.topology import Topology, plan_affinity, read_topology
@@ -116,7 +117,7 @@ class EngineConfig:
         max_restarts: int = 10,
         restart_window: float = 300.0,
         max_episodes_per_worker: int | None = None,
-        max_worker_rss: int | None = None,
+        max_worker_rss: float | None = None,
         worker_env: WorkerEnv = None,
         worker_output: str = "inherit",
         preload: Sequence[str] = (),
@@ -133,23 +134,20 @@ class EngineConfig:
         """
         if num_envs < 1:
             raise ConfigError("env_fns is empty: expected at least one environment factory")
+        for name, flag in (("pin_learner", pin_learner), ("unsafe_casts", unsafe_casts), ("check_nan", check_nan)):
+            check_flag(name, flag)
         topology = read_topology()
         workers = _resolve_workers(num_envs, in_series, num_workers, topology.usable, max_workers)
-        if reset_options is not None and reset_options != "keep" and not callable(reset_options):
-            raise ConfigError(
-                "reset_options must be None, 'keep' or a function of an environment's index and the number of its "
-                f"episode, got {reset_options!r}"
-            )
-        _check_count("max_restarts", max_restarts, least=0)
+        _check_reset_options(reset_options)
+        check_count("max_restarts", max_restarts, least=0)
         if restart_window is None:
             raise ConfigError("restart_window must be a number of seconds, got None")
         for name, count in (
             ("threads_per_worker", threads_per_worker),
             ("max_episodes_per_worker", max_episodes_per_worker),
-            ("max_worker_rss", max_worker_rss),
         ):
             if count is not None:
-                _check_count(name, count, least=1)
+                check_count(name, count, least=1)
         _check_recycling(workers, max_episodes_per_worker, max_worker_rss)
         for name, seconds in (
             ("start_timeout", start_timeout),
@@ -158,13 +156,13 @@ class EngineConfig:
             ("watchdog", watchdog),
             ("restart_window", restart_window),
         ):
-            _check_seconds(name, seconds)
+            check_seconds(name, seconds)
         if close_timeout is None:
             raise ConfigError("close_timeout must be a number of seconds, got None: closing always ends")
-        _check_seconds("close_timeout", close_timeout)
+        check_seconds("close_timeout", close_timeout)
         if worker_output not in ("inherit", "prefix"):
             raise ConfigError(f"worker_output must be 'inherit' or 'prefix', got {worker_output!r}")
-        if isinstance(preload, str) or not _all_of(preload, str):
+        if isinstance(preload, str) or not all_of(preload, str):
             raise ConfigError(f"preload must be a sequence of module names, got {preload!r}")
         cpus, learner_cpus = _resolve_cpus(topology, workers, cpu_affinity, pin_learner, threads_per_worker or 1)
         return cls(
@@ -183,14 +181,14 @@ class EngineConfig:
             max_restarts=max_restarts,
             restart_window=restart_window,
             max_episodes_per_worker=max_episodes_per_worker,
-            max_worker_rss=max_worker_rss,
+            max_worker_rss=None if max_worker_rss is None else int(max_worker_rss),
             worker_env=_resolve_worker_env(worker_env, workers),
             worker_env_is_shared=not callable(worker_env),
             prefix_output=worker_output == "prefix",
             preload=tuple(preload),
             workers_spin=workers <= topology.usable,
             unsafe_casts=unsafe_casts,
-            check_nan=bool(check_nan),
+            check_nan=check_nan,
             reset_options=reset_options,
             autoreset_mode=autoreset_mode,
             copy=copy,
@@ -208,31 +206,13 @@ class EngineConfig:
         return [range(low, high) for low, high in itertools.pairwise(bounds)]
 
 
-#: Seconds beyond which the system's waits overflow; None is the way to say "for ever".
-_LONGEST = 1e6
-
-
-def _check_count(name: str, value: Any, *, least: int) -> None:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ConfigError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}")
-    if value < least:
-        raise ConfigError(f"{name} must be at least {least}, got {value}")
-
-
-def _check_seconds(name: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _LONGEST:
-        raise ConfigError(f"{name} must be a positive number of seconds or None, got {value!r}")
-
-
 def _resolve_workers(
     num_envs: int, in_series: int | None, num_workers: int | None, usable: int, max_workers: int | None
 ) -> int:
     workers = _wanted_workers(num_envs, in_series, num_workers, usable)
     if max_workers is None:
         return workers
-    _check_count("max_concurrency", max_workers, least=1)
+    check_count("max_concurrency", max_workers, least=1)
     if workers > max_workers and (in_series is not None or num_workers is not None):
         raise ConfigError(
             f"max_concurrency={max_workers} allows as many workers, but "
@@ -244,12 +224,12 @@ def _resolve_workers(
 
 def _wanted_workers(num_envs: int, in_series: int | None, num_workers: int | None, usable: int) -> int:
     if num_workers is not None:
-        _check_count("num_workers", num_workers, least=0)
+        check_count("num_workers", num_workers, least=0)
     if in_series is None:
         if num_workers is None:
             num_workers = usable
         return min(int(num_workers), num_envs)
-    _check_count("in_series", in_series, least=1)
+    check_count("in_series", in_series, least=1)
     needed = math.ceil(num_envs / in_series)
     if num_workers is not None and num_workers != needed:
         raise ConfigError(
@@ -263,19 +243,40 @@ def _resolve_restart(on_failure: str, num_workers: int) -> bool:
     if on_failure not in ("raise", "restart"):
         raise ConfigError(f"on_failure must be 'raise' or 'restart', got {on_failure!r}")
     if on_failure == "restart" and not num_workers:
-        raise ConfigError("on_failure='restart' needs workers that can be replaced: num_workers=0 has none")
+        raise ConfigError(
+            "on_failure='restart' needs workers that can be replaced, and num_workers=0 has none: leave one of them out"
+        )
     return on_failure == "restart"
 
 
-def _check_recycling(num_workers: int, max_episodes: int | None, max_rss: int | None) -> None:
+def _check_reset_options(reset_options: Any) -> None:
+    if reset_options is None or (isinstance(reset_options, str) and reset_options == "keep"):
+        return
+    if not callable(reset_options):
+        raise ConfigError(
+            "reset_options must be None, 'keep' or a function of an environment's index and the number of automatic "
+            f"resets since its last reset(), got {reset_options!r}"
+        )
+    check_arguments("reset_options", reset_options, "env_id, number")
+
+
+def _check_recycling(num_workers: int, max_episodes: int | None, max_rss: float | None) -> None:
+    if max_rss is not None and (
+        isinstance(max_rss, (bool, str)) or not isinstance(max_rss, (int, float, np.number)) or not max_rss >= 1
+    ):
+        raise ConfigError(f"max_worker_rss must be a number of bytes, such as 2e9 for two gigabytes, got {max_rss!r}")
     for name, value in (("max_episodes_per_worker", max_episodes), ("max_worker_rss", max_rss)):
         if value is not None and not num_workers:
-            raise ConfigError(f"{name}={value} needs workers that can be replaced: num_workers=0 has none")
+            raise ConfigError(
+                f"{name}={value} needs workers that can be replaced, and num_workers=0 has none: leave one of them out"
+            )
     if max_rss is not None and not os.path.exists("/proc/self/statm"):
         raise ConfigError("max_worker_rss needs /proc, which this system does not have: use max_episodes_per_worker")
 
 
 def _resolve_worker_env(worker_env: WorkerEnv, num_workers: int) -> tuple[Mapping[str, str], ...]:
+    if callable(worker_env):
+        check_arguments("worker_env", worker_env, "worker")
     maps = [worker_env(w) if callable(worker_env) else (worker_env or {}) for w in range(num_workers)]
     for worker, variables in enumerate(maps):
         if not isinstance(variables, Mapping) or not all(
@@ -285,10 +286,6 @@ def _resolve_worker_env(worker_env: WorkerEnv, num_workers: int) -> tuple[Mappin
                 f"worker_env must give a mapping of strings to strings, got {variables!r} for worker {worker}"
             )
     return tuple(dict(variables) for variables in maps)
-
-
-def _all_of(values: Any, kind: type | tuple[type, ...]) -> bool:
-    return isinstance(values, Iterable) and all(isinstance(v, kind) and not isinstance(v, bool) for v in values)
 
 
 def _resolve_cpus(
@@ -318,9 +315,9 @@ def _explicit_plan(cpu_affinity: Any, num_workers: int, allowed: frozenset[int])
     entries = list(cpu_affinity)
     if not entries:
         raise ConfigError("cpu_affinity is empty: expected CPUs, or None to leave placement to the system")
-    if _all_of(entries, (int, np.integer)):
+    if all_of(entries, (int, np.integer)):
         plan = [frozenset([int(entries[worker % len(entries)])]) for worker in range(num_workers)]
-    elif all(isinstance(entry, Collection) and _all_of(entry, (int, np.integer)) for entry in entries):
+    elif all(isinstance(entry, Collection) and all_of(entry, (int, np.integer)) for entry in entries):
         if len(entries) != num_workers:
             raise ConfigError(
                 f"cpu_affinity must hold one set of CPUs a worker: expected {num_workers} sets, got {len(entries)}"

@@ -78,6 +78,8 @@ class Crew(Engine, ABC):
         self._untold: dict[int, Restart] = {}
         # Environments that have changed hands in a step that is not read yet: from whom, which rows.
         self._recycling = Recycling(config, self._slices)
+        # Who has been told to adopt environments amid a step, and the news of that step so far.
+        self._adopting: tuple[WorkerHandle, list[StepNews]] | None = None
         self._moves: list[tuple[WorkerHandle, list[int]]] = []
 
     def _command(
@@ -114,9 +116,38 @@ class Crew(Engine, ABC):
 
     def _settle(self, name: str, deadline: float | None) -> None:
         """Take replies that nobody has waited for, after a timeout or an interrupt or before a reset."""
-        self._collect(name, deadline, None)
-        self._take_over(held=True)
+        self._collect_step(name, deadline, None, held=True)
         self._change_hands()
+
+    def _collect_step(self, name: str, deadline: float | None, seconds: float | None, *, held: bool) -> None:
+        """Wait for a step of all workers, with losses and changes of hands; can be called again to go on with it.
+
+        Args:
+            name: What is waited for.
+            deadline: Until when.
+            seconds: How long that is.
+            held: See :meth:`_replace_lost`.
+        """
+        self._collect(name, deadline, seconds)
+        while True:
+            if self._adopting is not None:
+                successor, news = self._adopting
+                answer, self._news, self._adopting = self._news[successor.slot], news, None
+                if successor.index not in self._lost:
+                    news[successor.slot] = news[successor.slot].and_then(answer)
+            self._replace_lost(held=held)
+            worker = next((one for one in self._pool.leaving.values() if self._news[one.slot].left), None)
+            if worker is None:
+                return
+            successor, news, left = self._pool.workers[worker.index], self._news, self._news[worker.slot].left
+            message = self._dumps(AdoptRequest(left, at_once=True))
+            state, self.state = self.state, EngineState.BROKEN
+            self._why_broken = "a worker's taking over from another was interrupted"
+            news[worker.slot] = news[worker.slot]._replace(left={})
+            self._moved(worker, list(left))
+            self._command(Opcode.ADOPT, name, [successor], [message], deadline)
+            self._adopting, self.state = (successor, news), state
+            self._collect(name, deadline, seconds)
 
     def _collect(self, name: str, deadline: float | None, seconds: float | None) -> None:
         """Wait for the replies of all workers and keep their news; a failure among them loses the worker."""
@@ -172,14 +203,17 @@ class Crew(Engine, ABC):
             self.state = EngineState.BROKEN
             index, error = self._lost.popitem()
             if not self._restarts.allow():
-                self._break(error)
+                _LOGGER.error("%s: the failure that follows is raised", self._restarts.limit)
+                self._break(error, note=self._restarts.limit)
             # One that has raised can close its environments, one that is stuck cannot.
             raised = not isinstance(error, (WorkerDiedError, WorkerTimeoutError))
             try:
                 worker = self._pool.replace(index, self._config.close_timeout if raised else 0.0)
             except Exception as failure:
+                self._check_open("replacing a worker")
                 self._lost[index] = failure
                 continue
+            self._check_open("replacing a worker")
             self._batch.replaced(index, worker.slot)
             self._news[worker.slot] = NO_NEWS  # if its predecessor has replied, and the one beside it has died
             self._recycling.started(worker)
@@ -190,7 +224,7 @@ class Crew(Engine, ABC):
             news = self._ask(worker, Opcode.RESET, "reset", self._dumps(request), self._config.reset_timeout)
             if news is not None:
                 self._untold[index] = Restart.of(error, news, worker.env_ids)
-                _LOGGER.warning("worker %d was replaced: %s", index, self._untold[index].info["reason"])
+                _LOGGER.warning("worker %d was replaced: %s", index, str(error.__cause__ or error))
         self.state = state
 
     def _ask(
@@ -222,20 +256,26 @@ class Crew(Engine, ABC):
             if worker.index in self._pool.leaving or worker.index in self._untold:
                 continue
             try:
-                successor = self._pool.succeed(worker.index)
+                successor = self._pool.prepare_successor(worker.index)
             except Exception as error:
+                self._check_open("replacing a worker")
                 self._recycling.failed(worker, error)
                 continue
+            self._check_open("replacing a worker")
+            state, self.state = self.state, EngineState.BROKEN
+            self._why_broken = "a worker's taking over from another was interrupted"
+            self._pool.enter(successor)
             self._batch.succeeded(worker.index, successor.slot)
             self._recycling.started(successor)
             self._retire(worker, [])
+            self.state = state
 
     def _retire(self, worker: WorkerHandle, env_ids: Iterable[int]) -> None:
         """Have a worker leave some environments to its successor at once, and others before their next resets."""
         rows = [env_id - worker.env_ids.start for env_id in env_ids]
         news = self._ask(worker, Opcode.RETIRE, "step", self._dumps(rows), self._config.step_timeout)
         if news is not None:
-            self._adopt(worker, news.left, at_once=False)
+            self._adopt(worker, news.left)
         self._replace_lost()
         self._change_hands()
 
@@ -246,27 +286,19 @@ class Crew(Engine, ABC):
             if its:
                 self._retire(worker, its)
 
-    def _take_over(self, *, held: bool) -> None:
-        """After a step: replace workers that were lost, and have successors go on with what others have left."""
-        self._replace_lost(held=held)
-        for worker in list(self._pool.leaving.values()):
-            news = self._news[worker.slot]
-            if news.left:
-                self._news[worker.slot] = news._replace(left={})
-                self._adopt(worker, news.left, at_once=True)
-        self._replace_lost(held=held)
-
-    def _adopt(self, worker: WorkerHandle, left: dict[int, bytes], *, at_once: bool) -> None:
-        """Have the successor of a worker go on with environments; the worker's own news of them come first."""
+    def _adopt(self, worker: WorkerHandle, left: dict[int, bytes]) -> None:
+        """Have the successor of a worker go on with environments, which are to be reset afterwards."""
         if not left:
             return
         successor = self._pool.workers[worker.index]
-        message = self._dumps(AdoptRequest(left, at_once))
-        news = self._ask(successor, Opcode.ADOPT, "step", message, self._config.step_timeout)
-        if news is not None:
-            self._news[successor.slot] = self._news[successor.slot].and_then(news)
-            self._moves.append((worker, list(left)))
-            self._give(successor, [worker.env_ids[row] for row in left])
+        message = self._dumps(AdoptRequest(left, at_once=False))
+        if self._ask(successor, Opcode.ADOPT, "step", message, self._config.step_timeout) is not None:
+            self._moved(worker, list(left))
+
+    def _moved(self, worker: WorkerHandle, rows: list[int]) -> None:
+        """A worker has left environments. Its own news of them come first: they change hands after these are read."""
+        self._moves.append((worker, rows))
+        self._give(self._pool.workers[worker.index], [worker.env_ids[row] for row in rows])
 
     def _change_hands(self) -> None:
         """After a step has been read: read the next one's news from whom it comes, and end whom nothing is left to."""
@@ -282,9 +314,11 @@ class Crew(Engine, ABC):
             self._owners[env_id] = worker
         self._working = list(dict.fromkeys(self._owners))
 
-    def _break(self, error: BaseException, cause: BaseException | None = None) -> NoReturn:
+    def _break(self, error: BaseException, cause: BaseException | None = None, note: str = "") -> NoReturn:
         """Raise an error that ends this engine; the healthy workers close their environments meanwhile."""
         error.__cause__ = cause or error.__cause__
+        if note and hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(note)
         first_line = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0]
         self._why_broken = f"the environments ended with an error before ({first_line})"
         self.state = EngineState.BROKEN

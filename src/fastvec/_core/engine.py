@@ -112,12 +112,11 @@ class Engine(ABC):
         """Reset every environment, each with its keyword arguments."""
         self._check_usable("reset()")
         seconds = self._config.reset_timeout
-        deadline = deadline_after(seconds)
-        self._start_reset(Reset(arguments, None), deadline)
+        self._start_reset(Reset(arguments, None), deadline_after(seconds))
         self._received = None
         # What does not come in time is dropped by the next command.
         self.state = EngineState.IDLE
-        return self._finish_reset(deadline, seconds)
+        return self._finish_reset(deadline_after(seconds), seconds)
 
     def send_reset(self, arguments: Sequence[Mapping[str, Any]], mask: NDArray[np.bool_] | None = None) -> None:
         """Start to reset every environment, or those that a mask selects; the others keep their observations."""

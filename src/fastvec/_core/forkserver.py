@@ -61,16 +61,22 @@ class ServedProcess:
         self._server = server
         self.pid = pid
         self.sentinel = sentinel
+        self._ended: Ending | None = None
 
     def poll(self) -> int | None:
         """See :class:`~fastvec._core.launch.WorkerProcess`."""
-        ending = self._server.ending(self.pid, self.sentinel)
+        ending = self._ending()
         return ending and ending.code
 
     def peak_rss(self) -> int | None:
         """See :class:`~fastvec._core.launch.WorkerProcess`."""
-        ending = self._server.ending(self.pid, self.sentinel)
+        ending = self._ending()
         return ending and ending.peak_rss
+
+    def _ending(self) -> Ending | None:
+        if self._ended is None:
+            self._ended = self._server.ending(self.pid, self.sentinel)
+        return self._ended
 
     def kill(self, signal_number: int) -> None:
         """See :class:`~fastvec._core.launch.WorkerProcess`."""
@@ -83,6 +89,7 @@ class ServedProcess:
 
     def release(self) -> None:
         """See :class:`~fastvec._core.launch.WorkerProcess`."""
+        self._server.forget(self.pid)
         if self.sentinel is not None:
             os.close(self.sentinel)
             self.sentinel = None
@@ -97,7 +104,7 @@ class ForkServer:
     _hooked = False
 
     def __init__(self, key: ServerKey) -> None:
-        self._key = key
+        self.key = key
         self._users = 0
         self._endings: dict[int, Ending] = {}
         self._requests = 0
@@ -130,14 +137,22 @@ class ForkServer:
         cls._running = {}
         cls._lock = threading.RLock()
 
+    def forget(self, pid: int) -> None:
+        """Nobody will ask for the ending of this worker any more."""
+        self._endings.pop(pid, None)
+
+    def has_died(self) -> bool:
+        """Whether it cannot fork any more."""
+        return self._process.poll() is not None
+
     def release(self) -> None:
         """Say that one user less needs the server; without any, it is ended."""
         with self._lock:
             self._users -= 1
             if self._users:
                 return
-            if self._running.get(self._key) is self:
-                del self._running[self._key]
+            if self._running.get(self.key) is self:
+                del self._running[self.key]
         self._channel.close()
         if wait_for_exit([self._process], 1.0):
             self._process.kill(signal.SIGKILL)
@@ -168,7 +183,7 @@ class ForkServer:
             wait_for_exit([self._process], 0.5)
             raise WorkerDiedError(
                 f"the fork server (pid {self._process.pid}) has died with exit code {self._process.poll()}; if its "
-                f"output above does not say why, one of these imports may have: {', '.join(self._key.preload)}",
+                f"output above does not say why, one of these imports may have: {', '.join(self.key.preload)}",
                 pid=self._process.pid,
                 exitcode=self._process.poll(),
             ) from None

@@ -66,6 +66,11 @@ class WorkerHandle:
         else:
             self.command_bell = self.reply_bell = ChannelBell(self.channel)
 
+    def env_in_progress(self) -> int | None:
+        """The environment whose code the worker runs, or ran when it died."""
+        row = self.reply[3] if hasattr(self, "reply") else 0
+        return self.env_ids[row - 1] if row else None
+
     def stack(self) -> str:
         """The Python stack of the worker, which is alive; empty if it cannot write one."""
         return self.stacks.ask(self.process.pid)
@@ -164,7 +169,7 @@ def end_workers(workers: Sequence[WorkerHandle], grace: float) -> None:
 def waiting_for(workers: Sequence[WorkerHandle], *, with_stacks: bool = True) -> str:
     """Whom a wait is for, and where in their code they are."""
     env_ids = [i for worker in workers for i in worker.env_ids]
-    pids = ", ".join(f"worker {worker.index} (pid {worker.process.pid})" for worker in workers)
+    pids = ", ".join(f"worker {worker.index} (pid {worker.process.pid}{_at(worker, ', in')})" for worker in workers)
     shown = workers[:_MOST_STACKS] if with_stacks else []
     stacks = [(worker.index, worker.stack()) for worker in shown]
     return f"waiting for envs {env_ids} of {pids}" + "".join(
@@ -196,9 +201,15 @@ def death_of(worker: WorkerHandle, command: str) -> WorkerDiedError:
     envs = f"env {ids[0]}" if len(ids) == 1 else f"envs {ids[0]} to {ids[-1]}"
     stack = worker.stacks.read()
     return WorkerDiedError(
-        f"worker {worker.index} (pid {pid}, {envs}) died during {command}: {how}"
+        f"worker {worker.index} (pid {pid}, {envs}) died during {command}{_at(worker, ' of')}: {how}"
         + (f"\n\nIts last Python stack:\n\n{stack}" if stack else ""),
         worker=worker.index,
         pid=pid,
         exitcode=None if code == EXIT_UNKNOWN else code,
+        env_index=worker.env_in_progress(),
     )
+
+
+def _at(worker: WorkerHandle, how: str) -> str:
+    env_id = worker.env_in_progress()
+    return "" if env_id is None or len(worker.env_ids) == 1 else f"{how} env {env_id}"

@@ -5,7 +5,8 @@ each an array whose first axis is the worker or the environment::
 
     bells        (workers, 2, 128) uint8    two unnamed semaphores a worker, each on cache lines of its own
     commands     (workers, 8) int64         written by the parent:  sequence number, opcode, dtype of the actions
-    replies      (workers, 8) int64         written by the worker:  sequence number, status, bytes in the mailbox
+    replies      (workers, 8) int64         written by the worker:  sequence number, status, bytes in the mailbox, whose
+                                            code it runs (1 for the first of its environments, 0 for none)
     mailbox      (workers, M) uint8         pickled news of a step, where it fits
     rewards      (envs,) float64
     flags        (envs,) uint8              bits of StepFlag

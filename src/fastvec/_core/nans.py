@@ -18,15 +18,19 @@ class NanGuard:
     """Looks over the rows of a slice after each reset and step, all environments in one look.
 
     Args:
+        env_ids: The environments.
         leaves: The leaves of an observation.
         rows: One ``(k, *shape)`` array a leaf, None for leaves that travel as objects, which are not looked at.
         rewards: ``(k,) float64``.
 
     Attributes:
-        seeds: The last seed of each row, or None.
+        seeds: The last seed of each row, or None, and how many episodes have begun since.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], rows: Sequence[NDArray[Any] | None], rewards: NDArray[Any]) -> None:
+    def __init__(
+        self, env_ids: range, leaves: Sequence[Leaf], rows: Sequence[NDArray[Any] | None], rewards: NDArray[Any]
+    ) -> None:
+        self._env_ids = env_ids
         self._rewards = rewards
         self._looked_at = [array is not None for array in rows]
         self._parts = [
@@ -36,7 +40,7 @@ class NanGuard:
         ]
         self._steps = np.zeros(len(rewards), np.int64)
         self._watched = np.ones(len(rewards), bool)
-        self.seeds: list[Any] = [None] * len(rewards)
+        self.seeds: list[tuple[Any, int]] = [(None, 0)] * len(rewards)
 
     def watch(self, rows: Iterable[int]) -> None:
         """Look at these rows only; others write the rest."""
@@ -49,15 +53,26 @@ class NanGuard:
         Raises:
             NanError: Its first observation is not finite.
         """
-        self._steps[row] = 0
         if keywords.get("seed") is not None:
-            self.seeds[row] = keywords["seed"]
+            self.seeds[row] = keywords["seed"], 1
+        else:
+            self._count(row)
+        self.check_first(row)
+
+    def check_first(self, row: int) -> None:
+        """Look at the first observation of an episode.
+
+        Raises:
+            NanError: It is not finite.
+        """
+        self._steps[row] = 0
         for name, array in self._parts:
-            self._check(name, array[row], "returned by reset()")
+            self._check(row, name, array[row], "returned by reset()")
 
     def begins_anew(self, row: int) -> None:
         """The step under way has reset an environment."""
         self._steps[row] = -1
+        self._count(row)
 
     def before_reset(self, row: int, values: Iterable[Any], action: Any) -> None:
         """An environment is going to be reset, after a step that returned an observation of these leaf values.
@@ -66,10 +81,10 @@ class NanGuard:
             NanError: One is not finite, or the reward is not.
         """
         when = self._when(row, action, self._steps[row] + 1)
-        self._check("the reward", self._rewards[row], when)
+        self._check(row, "the reward", self._rewards[row], when)
         for value, looked_at in zip(values, self._looked_at, strict=True):
             if looked_at and np.asarray(value).dtype.kind in "fc":
-                self._check("the last observation", value, when)
+                self._check(row, "the last observation", value, when)
 
     def after_step(self) -> int | None:
         """All environments were stepped: the first row that is not finite, if any."""
@@ -89,21 +104,25 @@ class NanGuard:
             NanError: Always.
         """
         when = self._when(row, action, self._steps[row])
-        self._check("the reward", self._rewards[row], when)
+        self._check(row, "the reward", self._rewards[row], when)
         for name, array in self._parts:
-            self._check(name, array[row], when)
+            self._check(row, name, array[row], when)
 
     def _when(self, row: int, action: Any, step: int) -> str:
         if step == 0:
             return "returned by the automatic reset()"
-        seed = "never seeded" if self.seeds[row] is None else f"last seeded with {self.seeds[row]}"
-        return f"returned by step {step} of its episode ({seed}) with the action {action!r}"
+        seed, episode = self.seeds[row]
+        since = "without a seed" if seed is None else f"since the seed {seed}"
+        return f"returned by step {step} of episode {episode} {since}, with the action {action!r}"
 
-    @staticmethod
-    def _check(name: str, value: Any, when: str) -> None:
+    def _count(self, row: int) -> None:
+        seed, episodes = self.seeds[row]
+        self.seeds[row] = seed, episodes + 1
+
+    def _check(self, row: int, name: str, value: Any, when: str) -> None:
         array = np.asarray(value)
         wrong = ~np.isfinite(array)
         if wrong.any():
             where = tuple(int(i) for i in np.argwhere(wrong)[0])
             place = f"[{', '.join(map(str, where))}]" if where else ""
-            raise NanError(f"{name}{place} is {array[where]}, {when}")
+            raise NanError(f"{name}{place} of env {self._env_ids[row]} is {array[where]}, {when}")

@@ -30,7 +30,7 @@ class EngineOptions(TypedDict, total=False):
     max_restarts: int
     restart_window: float
     max_episodes_per_worker: int | None
-    max_worker_rss: int | None
+    max_worker_rss: float | None
     worker_env: WorkerEnv
     worker_output: Literal["inherit", "prefix"]
     preload: Sequence[str]

@@ -47,6 +47,7 @@ class WorkerPool:
     Attributes:
         workers: One a slice of the environments, the last that was started for it.
         leaving: By index, a worker whose successor is in ``workers``, until it has ended.
+        coming: One that is not in its place yet; if that was interrupted it is ended before the next one is started.
         views: The arrays of the shared block; None once stopped.
         description: What the environments declare.
     """
@@ -60,6 +61,7 @@ class WorkerPool:
         self._block: SharedBlock | None = None
         self.workers: list[WorkerHandle] = []
         self.leaving: dict[int, WorkerHandle] = {}
+        self.coming: list[WorkerHandle] = []
         self.views: BatchViews | None = None
         deadline = deadline_after(config.start_timeout)
         self._starter = Starter(config, env_fns, adapter)
@@ -86,19 +88,25 @@ class WorkerPool:
             old.ask_to_close()
         self.let_go(index, grace)
         end_workers([old], grace)
-        return self._start_late(index, old.slot)
+        worker = self._start_late(index, old.slot)
+        self.workers[index] = worker
+        self.coming.clear()
+        return worker
 
-    def succeed(self, index: int) -> WorkerHandle:
-        """Another worker beside one, which is leaving from here on; its environments are not yet reset.
+    def prepare_successor(self, index: int) -> WorkerHandle:
+        """Another worker beside one; its environments are not yet reset.
 
         Raises:
             Exception: It could not be started, or its environments could not be built; then all is as it was.
         """
-        old = self.workers[index]
         slots = self._config.num_workers
-        worker = self._start_late(index, (old.slot + slots) % (2 * slots), succeeds=True)
-        self.leaving[index] = old
-        return worker
+        return self._start_late(index, (self.workers[index].slot + slots) % (2 * slots), succeeds=True)
+
+    def enter(self, successor: WorkerHandle) -> None:
+        """A worker that was prepared takes its place; the one before it is leaving from here on."""
+        index = successor.index
+        self.leaving[index], self.workers[index] = self.workers[index], successor
+        self.coming.clear()
 
     def let_go(self, index: int, grace: float) -> None:
         """End a worker that was leaving, if there is one; it has some seconds to close its environments."""
@@ -113,8 +121,10 @@ class WorkerPool:
     def _start_late(self, index: int, slot: int, *, succeeds: bool = False) -> WorkerHandle:
         """Start a worker while the others serve; it takes its place only once it is ready."""
         assert self.views is not None
+        self._end_coming()
         deadline = deadline_after(self._config.start_timeout)
-        worker = self._starter.start(index, slot, deadline, succeeds=succeeds)
+        worker = self._starter.start(index, slot, deadline, later=True, succeeds=succeeds)
+        self.coming.append(worker)
         try:
             (report,) = self._gather([worker], deadline)
             difference = self._adapter.difference(self.description, report[0])
@@ -122,11 +132,15 @@ class WorkerPool:
                 raise SpaceMismatchError(f"the environments and those of a new worker {index} {difference}")
             self._hand_out([worker], self.views, deadline)
         except BaseException:
-            worker.ask_to_close()
-            end_workers([worker], _UNUSED_GRACE)
+            self._end_coming()
             raise
-        self.workers[index] = worker
         return worker
+
+    def _end_coming(self) -> None:
+        for worker in self.coming:
+            worker.ask_to_close()
+        end_workers(self.coming, _UNUSED_GRACE)
+        self.coming.clear()
 
     def _gather(self, workers: Sequence[WorkerHandle], deadline: float | None) -> list[Any]:
         """The next message of some workers, in any order; raises as soon as one has failed."""
@@ -203,7 +217,8 @@ class WorkerPool:
         if os.getpid() != self._owner:
             return
         self.ask_to_close()
-        end_workers([*self.workers, *self.leaving.values()], self._config.close_timeout if grace is None else grace)
+        everyone = [*self.workers, *self.leaving.values(), *self.coming]
+        end_workers(everyone, self._config.close_timeout if grace is None else grace)
         if self._block is not None:
             self._block.close()
         self._starter.close()
@@ -211,7 +226,7 @@ class WorkerPool:
             pin_all_threads(self._mask_before)
             self._mask_before = None
         self.workers = []
-        self.leaving = {}
+        self.leaving, self.coming = {}, []
         self.views = None
 
     def ask_to_close(self) -> None:
@@ -219,7 +234,7 @@ class WorkerPool:
         if self._asked_to_close:
             return
         self._asked_to_close = True
-        for worker in (*self.workers, *self.leaving.values()):
+        for worker in (*self.workers, *self.leaving.values(), *self.coming):
             worker.ask_to_close()
 
 

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fastvec._core.channel import deadline_after
 from fastvec._core.config import AutoresetMode, EngineConfig
 from fastvec._core.crew import Crew
 from fastvec._core.engine import Call, CallOutcome, EngineState, Reset
@@ -62,6 +63,7 @@ class ProcessEngine(Crew):
             self._restarts.was_reset(i, reset.arguments[i])
         if self._config.recycles:
             self._recycling.count_resets(chosen)
+        deadline = deadline_after(self._config.reset_timeout)  # successors had a time of their own
         self._resets, self._chosen = messages, chosen
         workers = [self._pool.workers[index] for index in messages]
         self._command(Opcode.RESET, "reset", workers, list(messages.values()), deadline)
@@ -88,6 +90,7 @@ class ProcessEngine(Crew):
         messages = [] if array is not None else [self._dumps([objects[i] for i in ids]) for ids in self._slices]
         self._settle("step", deadline)
         self._recycle()
+        deadline = deadline_after(self._config.step_timeout)  # successors had a time of their own
         if array is not None:
             self._views.actions(code)[...] = array
             self._command(Opcode.STEP, "step", self._working, None, deadline, code)
@@ -96,8 +99,7 @@ class ProcessEngine(Crew):
             self._command(Opcode.STEP_OBJECTS, "step", self._working, chosen, deadline)
 
     def _finish_step(self, deadline: float | None, seconds: float | None) -> StepResult:
-        self._collect("step", deadline, seconds)
-        self._take_over(held=False)
+        self._collect_step("step", deadline, seconds, held=False)
         news, cut_off = list(self._news), {}
         with_finals = self._config.autoreset_mode is AutoresetMode.SAME_STEP
         for index, restart in self._untold.items():

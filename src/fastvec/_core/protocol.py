@@ -73,8 +73,8 @@ class Status(IntEnum):
 class Adapter(Protocol):
     """What a face tells the engine about its framework's environments. It is pickled to the workers."""
 
-    def set_up(self) -> None:
-        """Called once in a worker, before its factories."""
+    def set_up(self, *, later: bool) -> None:
+        """Called once in a worker, before its factories; ``later`` where it takes the place of another one."""
 
     def prepare(self, env: Any) -> Any:
         """The environment to use in place of the one that a factory returned."""
@@ -104,7 +104,8 @@ class WorkerInit:
     Attributes:
         worker: Its index.
         slot: Its rows in the block's regions that have one a worker.
-        succeeds: Whether another worker steps its environments yet, and will leave them to it.
+        later: Whether its environments were in another worker before.
+        succeeds: Whether that one steps them yet, and will leave them to it.
         env_ids: Its environments.
         environ: All environment variables to run with.
         sys_path: Where to import from.
@@ -124,6 +125,7 @@ class WorkerInit:
 
     worker: int
     slot: int
+    later: bool
     succeeds: bool
     env_ids: range
     environ: Mapping[str, str]

@@ -45,10 +45,14 @@ class Restarts:
 
     Args:
         config: Says how many there may be, within how long.
+
+    Attributes:
+        limit: What to say where there were as many.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self._most, self._window = config.max_restarts, config.restart_window
+        self.limit = f"max_restarts={self._most} workers were replaced within restart_window={self._window:g} s already"
         self._times: collections.deque[float] = collections.deque()
         self._seeds: list[int | None] = [None] * config.num_envs
         self._counts = [0] * config.num_envs

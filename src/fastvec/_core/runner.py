@@ -18,12 +18,20 @@ from fastvec._core.config import AutoresetMode
 from fastvec._core.failures import EnvFailure
 from fastvec._core.infos import Freeze, InfoWriter
 from fastvec._core.layout import BatchViews, StepFlag
-from fastvec._core.moving import Parcel, global_generators, restore_global_generators, take_along, take_over
+from fastvec._core.moving import (
+    Parcel,
+    generators_to_come,
+    global_generators,
+    restore_global_generators,
+    take_along,
+    take_over,
+)
 from fastvec._core.nans import NanGuard
 from fastvec._core.observations import ObservationWriter
 from fastvec._core.options import ResetOptions
-from fastvec._core.pickles import dumps_home
+from fastvec._core.pickles import dumps
 from fastvec._core.protocol import NO_NEWS, CallRequest, StepNews
+from fastvec._core.reset_options import AutomaticOptions
 from fastvec._core.returns import parts_of_reset, wrong_step
 from fastvec._core.structure import EnvDescription, leaves, lookup
 from fastvec.errors import InfoError, ObservationError, RewardError
@@ -43,6 +51,7 @@ class EnvRunner:
         env_ids: Their rows in the arrays, contiguous.
         description: What they declare.
         views: The arrays of the whole batch.
+        at: One integer, set to 1 + the row of the environment whose code is going to run.
         freeze: See :class:`~fastvec._core.infos.InfoWriter`.
         unsafe_casts: See :class:`~fastvec._core.observations.ObservationWriter`.
         check_nan: Whether to look for NaN and infinity.
@@ -57,6 +66,7 @@ class EnvRunner:
         env_ids: range,
         description: EnvDescription,
         views: BatchViews,
+        at: memoryview,
         *,
         freeze: Freeze,
         unsafe_casts: bool,
@@ -66,16 +76,14 @@ class EnvRunner:
         succeeds: bool = False,
     ) -> None:
         self.envs = envs
+        self._at = at
         # What each step steps: without those that another worker steps yet, or already.
         self._stepped: list[tuple[int, Any]] = [] if succeeds else list(enumerate(envs))
         self._retiring = False
         # Those that the next step leaves out.
         self._held: set[int] = set()
         self._mode = autoreset_mode
-        self._reset_options = reset_options
-        # Of each row: the options of its last explicit reset, and how many automatic ones there were since.
-        self._options: list[Any] = [None] * len(envs)
-        self._resets = [0] * len(envs)
+        self._options = AutomaticOptions(reset_options, env_ids)
         # The rows that the next step resets, in NEXT_STEP mode.
         self._ended: set[int] = set()
         self._env_ids = env_ids
@@ -89,7 +97,9 @@ class EnvRunner:
         self._observations = ObservationWriter(self._tree, observations, unsafe_casts=unsafe_casts)
         self._write = self._observations.writer()
         self._finals = [a if a is None else a[rows] for a in views.finals]
-        self._nans = NanGuard(list(leaves(self._tree)), observations, views.rewards[rows]) if check_nan else None
+        self._nans = (
+            NanGuard(env_ids, list(leaves(self._tree)), observations, views.rewards[rows]) if check_nan else None
+        )
 
     def reset(
         self,
@@ -101,14 +111,15 @@ class EnvRunner:
         """Reset some environments, each with its keyword arguments; see :class:`ResetRequest`."""
         reset_infos: dict[int, Any] = {}
         for index, (row, keywords) in enumerate(zip(rows, arguments, strict=True)):
+            self._at[0] = row + 1
             with blame(self._env_ids[row], "reset"):
                 if anew is None:
-                    self._options[row], self._resets[row] = keywords.get("options"), 0
+                    self._options.set(row, keywords.get("options"), 0)
                 else:
-                    self._options[row], self._resets[row] = anew[index]
-                    keywords = {**keywords, **self._options_again(row)}
-                    # Where the next step but one resets them once more, that is the one that is seen.
-                    self._resets[row] += self._mode is not AutoresetMode.NEXT_STEP
+                    self._options.set(row, *anew[index])
+                    # Where another step resets them once more, that is the one that is seen.
+                    seen = self._mode is not AutoresetMode.NEXT_STEP
+                    keywords = {**keywords, **self._options.next(row, count=seen)}
                 self._write(row, self._take_reset(row, self.envs[row].reset(**keywords), reset_infos))
                 if self._nans is not None:
                     self._nans.after_reset(row, keywords)
@@ -134,11 +145,12 @@ class EnvRunner:
         finals: dict[int, Any] = {}
         rewards, flags, write, write_info = self._rewards, self._flags, self._write, self._infos.write
         left: list[int] = []
-        nans = self._nans
+        nans, at = self._nans, self._at
         row = 0
         env: Any
         try:
             for row, env in self._stepped:
+                at[0] = row + 1
                 if ended and row in ended:
                     rest = self._reset_late(row, env)
                     if rest is not None:
@@ -204,27 +216,29 @@ class EnvRunner:
         """Go on with environments that another runner has left; see :class:`AdoptRequest`."""
         reset_infos: dict[int, Any] = {}
         for row, parcel in left.items():
+            self._at[0] = row + 1
             with blame(self._env_ids[row], "reset"):
                 env = self.envs[row]
                 self._unpack(row, env, pickle.loads(parcel))
                 if at_once:
                     self._write(row, self._take_reset(row, self._reset_again(row, env), reset_infos))
                     if self._nans is not None:
-                        self._nans.after_reset(row, {})
+                        self._nans.check_first(row)
         self._set_stepped({row for row, _ in self._stepped} | left.keys())
         return self._news("reset", NO_NEWS._replace(reset_infos=reset_infos))
 
     def _leave(self, rows: Iterable[int]) -> dict[int, bytes]:
         """Step some environments no more; what their successors need."""
         rows = list(rows)
+        is_first = len(self._stepped) == len(self.envs)
         self._set_stepped({row for row, _ in self._stepped}.difference(rows))
-        generators = None if self._stepped else global_generators()
+        generators = global_generators() if not self._stepped else generators_to_come() if is_first else None
         left = {}
         for row in rows:
             with blame(self._env_ids[row], "moving to another worker"):
                 seed = None if self._nans is None else self._nans.seeds[row]
-                options, resets, ended = self._options[row], self._resets[row], row in self._ended
-                left[row] = dumps_home(Parcel(take_along(self.envs[row]), generators, options, resets, ended, seed))
+                options, resets, ended = self._options.last[row], self._options.counts[row], row in self._ended
+                left[row] = dumps(Parcel(take_along(self.envs[row]), generators, options, resets, ended, seed))
             generators = None
             self._ended.discard(row)
         return left
@@ -233,7 +247,7 @@ class EnvRunner:
         take_over(env, parcel.attributes)
         if parcel.generators is not None:
             restore_global_generators(parcel.generators)
-        self._options[row], self._resets[row] = parcel.options, parcel.resets
+        self._options.set(row, parcel.options, parcel.resets)
         if parcel.ended:
             self._ended.add(row)
         if self._nans is not None:
@@ -253,6 +267,7 @@ class EnvRunner:
         results = []
         for index, row in enumerate(request.rows):
             more = request.each[index] if request.each is not None else ()
+            self._at[0] = row + 1
             with blame(self._env_ids[row], request.name):
                 results.append(request.function(self.envs[row], *request.args, *more, **request.kwargs))
         return results
@@ -274,21 +289,7 @@ class EnvRunner:
         """Reset an environment whose episode has ended."""
         if self._nans is not None:
             self._nans.begins_anew(row)
-        if self._reset_options is None:
-            return env.reset()
-        keywords = self._options_again(row)
-        self._resets[row] += 1
-        return env.reset(**keywords)
-
-    def _options_again(self, row: int) -> dict[str, Any]:
-        """With which options to reset an environment whose episode has ended, as keyword arguments."""
-        if self._reset_options is None:
-            return {}
-        if callable(self._reset_options):
-            options = self._reset_options(self._env_ids[row], self._resets[row] + 1)
-        else:
-            options = self._options[row]
-        return {} if options is None else {"options": options}
+        return env.reset(**self._options.next(row))
 
     def _reset_late(self, row: int, env: Any) -> Any:
         """A step that resets: no reward, no flags, and the info of the reset in the place of the step's."""

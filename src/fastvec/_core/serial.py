@@ -52,6 +52,7 @@ class SerialEngine(Engine):
             env_ids,
             self.description,
             views,
+            np.zeros(1, np.int64).data,
             freeze=copy.deepcopy,
             unsafe_casts=config.unsafe_casts,
             check_nan=config.check_nan,

@@ -73,16 +73,19 @@ class Starter:
             self.close()
             raise
 
-    def start(self, index: int, slot: int, deadline: float | None, *, succeeds: bool = False) -> WorkerHandle:
+    def start(
+        self, index: int, slot: int, deadline: float | None, *, later: bool = False, succeeds: bool = False
+    ) -> WorkerHandle:
         """Start a worker and tell it what it needs to know; its environments are not waited for.
 
         Args:
             index: Of the worker, and so of its slice.
             slot: Its rows in the block.
             deadline: When to give up.
-            succeeds: Whether another one still steps the environments of that slice.
+            later: Whether the environments of that slice were in another worker before.
+            succeeds: Whether that one still steps them.
         """
-        init = dataclasses.replace(self._inits[index], slot=slot, succeeds=succeeds)
+        init = dataclasses.replace(self._inits[index], slot=slot, later=later, succeeds=succeeds)
         stacks = StackFile()  # before there is a process: descriptors may run out
         try:
             process, channel = self._launch(init, deadline)
@@ -146,6 +149,7 @@ class Starter:
         return WorkerInit(
             worker=index,
             slot=index,
+            later=False,
             succeeds=False,
             env_ids=env_ids,
             environ=self._environ(config.worker_env[index]),
@@ -166,7 +170,7 @@ class Starter:
     def _launch(self, init: WorkerInit, deadline: float | None) -> tuple[WorkerProcess, Channel]:
         if self._server is not None:
             try:
-                return self._server.fork(deadline)
+                return self._fork(deadline)
             except TimeoutError:
                 missing = range(init.env_ids.start, self._config.num_envs)
                 raise WorkerTimeoutError(
@@ -177,6 +181,16 @@ class Starter:
         if self._config.start_method == "fork":
             return fork_worker(init)
         return spawn_process("fastvec._core.worker:run_worker", init.environ)
+
+    def _fork(self, deadline: float | None) -> tuple[WorkerProcess, Channel]:
+        assert self._server is not None
+        if not self._server.has_died():
+            return self._server.fork(deadline)
+        # Its workers live on without it; new ones need a new one.
+        key, old = self._server.key, self._server
+        self._server = ForkServer.acquire(key)
+        old.release()
+        return self._server.fork(deadline)
 
     def _environ(self, worker_env: Mapping[str, str]) -> dict[str, str]:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(_MPI_PREFIXES)}

@@ -104,7 +104,7 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
         # Factories may hold much data: what they travelled as is not kept beside them.
         init = dataclasses.replace(init, payload=b"")
         with _blaming_set_up("constructor"):
-            adapter.set_up()
+            adapter.set_up(later=init.later)
         envs = build_envs(env_fns, init.env_ids, adapter)
         description = _described(envs, init, adapter)
         channel.send(dumps_home((description, notes)))
@@ -125,6 +125,7 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
         init.env_ids,
         description,
         views,
+        views.replies[init.slot, 3:4].data,
         freeze=freeze,
         unsafe_casts=init.unsafe_casts,
         check_nan=init.check_nan,
@@ -228,6 +229,7 @@ class _Server:
             failure = error if isinstance(error, EnvFailure) else EnvFailure(None, "a worker", error)
             status = Status.FAILED
             payload = dumps_home(RemoteFailure.of(failure, self._init.worker, os.getpid()))
+        self._reply[3] = 0
         in_mailbox = len(payload) <= len(self._mailbox)
         if in_mailbox:
             self._mailbox[: len(payload)] = payload
