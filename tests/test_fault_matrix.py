@@ -318,6 +318,8 @@ def tells_of(error, case, witnesses):
     """The error names environment, worker, command and cause, with the worker's traceback or stack."""
     (pid,) = witnesses.pids("fault")
     text, ids = str(error), list(case.env_ids)
+    # Which of several is known from the first reset on.
+    several = len(ids) > 1 and case.where != "constructor"
     if case.how in RAISING:
         cause = error if type(error) is errors.EnvError else error.__cause__
         text = RAISING[case.how][1].format(where=case.where)
@@ -330,8 +332,9 @@ def tells_of(error, case, witnesses):
         envs = f"env {ids[0]}" if len(ids) == 1 else f"envs {ids[0]} to {ids[-1]}"
         command = "start-up" if case.where == "constructor" else case.where
         code, cause = DEADLY[case.how]
+        of = f" of env {case.env}" if several else ""
         assert (error.worker, error.pid, error.exitcode) == (case.worker, pid, code)
-        assert text.startswith(f"worker {case.worker} (pid {pid}, {envs}) died during {command}: {cause}")
+        assert text.startswith(f"worker {case.worker} (pid {pid}, {envs}) died during {command}{of}: {cause}")
         # Nobody is asked before the other two.
         stack = text.partition("Its last Python stack:")[2]
         assert "in fail\n" in stack if case.how == "SIGSEGV" else not stack
@@ -340,7 +343,7 @@ def tells_of(error, case, witnesses):
         assert text.startswith(ready.get(case.where, f"{case.where} did not finish within 0.5 s: waiting for envs "))
         # On a busy machine others may be late, too.
         assert set(ids) <= set(error.env_indices)
-        assert f"worker {case.worker} (pid {pid})" in text
+        assert f"worker {case.worker} (pid {pid}{f', in env {case.env}' if several else ''})" in text
         assert shows_where(error, case)
 
 

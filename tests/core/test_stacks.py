@@ -51,7 +51,9 @@ def test_a_timeout_shows_where_the_workers_are(how, method):
     """Also of one that computes in C and never gives the interpreter up."""
     engine = failing(how, start_method=method, step_timeout=0.5)
     reset(engine)
-    with pytest.raises(errors.WorkerTimeoutError, match=r"waiting for envs \[0, 1\] of worker 0 \(pid \d+\)") as caught:
+    with pytest.raises(
+        errors.WorkerTimeoutError, match=r"waiting for envs \[0, 1\] of worker 0 \(pid \d+, in env 1\)"
+    ) as caught:
         step(engine)
     assert "in fail\n" in str(caught.value).partition("Python stack of worker 0:")[2]
     engine.close()

@@ -76,10 +76,10 @@ class Crew(Engine, ABC):
         self._restarts = Restarts(config)
         self._lost: dict[int, BaseException] = {}
         self._untold: dict[int, Restart] = {}
-        # Environments that have changed hands in a step that is not read yet: from whom, which rows.
         self._recycling = Recycling(config, self._slices)
         # Who has been told to adopt environments amid a step, and the news of that step so far.
         self._adopting: tuple[WorkerHandle, list[StepNews]] | None = None
+        # Environments that have changed hands in a step that is not read yet: from whom, which rows.
         self._moves: list[tuple[WorkerHandle, list[int]]] = []
 
     def _command(
