@@ -81,8 +81,8 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         reset_timeout, step_timeout: Seconds for a reset or a step, or None, where none are given to wait.
         close_timeout: Seconds that environments have to close before their workers are ended.
         watchdog: Seconds of waiting after which the logger ``fastvec`` warns, with the stacks of who does not answer.
-        on_failure: ``"restart"`` replaces a worker that dies, exceeds ``step_timeout`` or raises, at most
-            ``max_restarts`` times within ``restart_window`` seconds.
+        on_failure, max_restarts, restart_window: ``"restart"`` replaces a worker that dies, exceeds ``step_timeout`` or
+            raises, at most so many times within so many seconds.
         max_episodes_per_worker, max_worker_rss: After so many episodes, or from so many bytes of resident memory on, a
             worker is followed by a new one, without an effect on the data; None for never.
         worker_env: Environment variables for the workers, or a function of the worker's index that returns them.
