@@ -58,6 +58,7 @@ def read(engine):
 def test_workers_map_it_and_nobody_copies_it(method):
     """Whatever view of it a factory holds: the values, and no memory of the worker's own."""
     whole = fastvec.shared(np.arange(5 * MB, dtype=np.float64).reshape(5, -1))
+    assert whole.sum() > 0  # a shared page that only one process has mapped yet would count as private
     views = [whole, whole[1:3], whole[::-1, 5], whole.T[7], whole[2, 3:3]]
     options = {"start_method": method, "num_workers": 2} if method else {"num_workers": 0}
     engine = make_engine([functools.partial(ReadingEnv, i, *views) for i in range(3)], **options)
