@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 from fastvec._core.channel import Gone, deadline_after
 from fastvec._core.config import AutoresetMode, EngineConfig
 from fastvec._core.engine import Engine, EngineState
+from fastvec._core.failures import reason_of
 from fastvec._core.handle import WorkerHandle, death_of
 from fastvec._core.pickles import dumps
 from fastvec._core.pool import WorkerPool
@@ -319,8 +320,7 @@ class Crew(Engine, ABC):
         error.__cause__ = cause or error.__cause__
         if note and hasattr(error, "add_note"):  # Python 3.11
             error.add_note(note)
-        first_line = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0]
-        self._why_broken = f"the environments ended with an error before ({first_line})"
+        self._why_broken = f"the environments ended with an error before ({reason_of(error)})"
         self.state = EngineState.BROKEN
         self._pool.ask_to_close()
         raise error

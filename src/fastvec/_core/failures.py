@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from fastvec._core.pickles import dumps_home
 from fastvec.errors import EnvError
 
-__all__ = ["EnvFailure", "RemoteFailure"]
+__all__ = ["EnvFailure", "RemoteFailure", "reason_of"]
+
+
+def reason_of(error: BaseException) -> str:
+    """What is to be said of an error in one line: who raised what, where that is known."""
+    return str(error.__cause__ or error).strip().partition("\n")[0] or type(error).__name__
 
 
 class EnvFailure(Exception):

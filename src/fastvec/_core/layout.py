@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from fastvec._core.structure import ArraySpec, EnvDescription, Leaf, leaves
 
-__all__ = ["ACTION_DTYPES", "BatchLayout", "BatchViews", "StepFlag"]
+__all__ = ["ACTION_DTYPES", "ENDED", "BatchLayout", "BatchViews", "StepFlag"]
 
 ALIGNMENT = 64
 BELL_BYTES = 128
@@ -60,6 +60,10 @@ class StepFlag(IntFlag):
     TRUNCATED_IS_NUMPY = 4
     #: The last observation of the episode lies in ``final``, exactly as the environment gave it.
     FINAL_IN_BLOCK = 8
+
+
+#: The bits of an episode that has ended.
+ENDED = (StepFlag.TERMINATED | StepFlag.TRUNCATED).value
 
 
 @dataclass(frozen=True)

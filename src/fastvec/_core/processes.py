@@ -52,7 +52,7 @@ class ProcessEngine(Crew):
         chosen = [i for i in range(self.num_envs) if reset.mask is None or reset.mask[i]]
         messages = {}
         for index, env_ids in enumerate(self._slices):
-            its = [i for i in env_ids if reset.mask is None or reset.mask[i]]
+            its = [i for i in chosen if i in env_ids]
             if its:
                 rows = [i - env_ids.start for i in its]
                 messages[index] = self._dumps(ResetRequest(rows, [reset.arguments[i] for i in its]))

@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterable, Sequence
 
 from fastvec._core.config import AutoresetMode, EngineConfig
+from fastvec._core.failures import reason_of
 from fastvec._core.handle import WorkerHandle
-from fastvec._core.layout import StepFlag
+from fastvec._core.layout import ENDED
 
-__all__ = ["Recycling", "resident_bytes"]
+__all__ = ["Recycling"]
 
 _LOGGER = logging.getLogger("fastvec")
 
@@ -23,10 +24,8 @@ _INTERVAL = 0.1
 #: After a successor could not be started, this many seconds until the next try.
 _PAUSE = 60.0
 
-_ENDED = (StepFlag.TERMINATED | StepFlag.TRUNCATED).value
 
-
-def resident_bytes(pid: int) -> int:
+def _resident_bytes(pid: int) -> int:
     """The memory of a process that is in RAM, shared pages included; 0 where it is gone."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
@@ -61,7 +60,7 @@ class Recycling:
         """A step has ended the episodes that its flags tell of; another one begins by itself, unless none does."""
         if self._by_itself:
             for index, env_ids in enumerate(self._slices):
-                self._begun[index] += sum(1 for flag in flags[env_ids.start : env_ids.stop] if flag & _ENDED)
+                self._begun[index] += sum(1 for flag in flags[env_ids.start : env_ids.stop] if flag & ENDED)
 
     def due(self, workers: Iterable[WorkerHandle]) -> list[WorkerHandle]:
         """Those that have begun as many episodes, or take as much memory, as one may."""
@@ -86,17 +85,16 @@ class Recycling:
     def failed(self, worker: WorkerHandle, error: Exception) -> None:
         """A worker's successor could not be started; the worker goes on for now."""
         self._not_before = time.monotonic() + _PAUSE
-        reason = str(error.__cause__ or error).strip().partition("\n")[0] or type(error).__name__
         _LOGGER.warning(
             "worker %d goes on, as another in its place could not be started: %s; the next try follows in %.0f s",
             worker.index,
-            reason,
+            reason_of(error),
             _PAUSE,
         )
 
     def _is_large(self, worker: WorkerHandle, episodes: int) -> bool:
         assert self._most_bytes is not None
-        now = resident_bytes(worker.process.pid)
+        now = _resident_bytes(worker.process.pid)
         if now < self._most_bytes:
             return False
         if episodes <= len(worker.env_ids) and not self._warned:

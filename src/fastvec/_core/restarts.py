@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastvec._core.config import EngineConfig
-from fastvec._core.layout import StepFlag
+from fastvec._core.failures import reason_of
+from fastvec._core.layout import ENDED
 from fastvec._core.protocol import StepNews
 from fastvec.errors import WorkerDiedError
 
 __all__ = ["Restart", "Restarts"]
-
-_ENDED = (StepFlag.TERMINATED | StepFlag.TRUNCATED).value
 
 
 class Restart(NamedTuple):
@@ -35,9 +34,8 @@ class Restart(NamedTuple):
     @classmethod
     def of(cls, error: BaseException, news: StepNews, env_ids: Iterable[int]) -> Restart:
         """For a worker that was lost by an error."""
-        reason = str(error.__cause__ or error).strip().partition("\n")[0]
         exitcode = error.exitcode if isinstance(error, WorkerDiedError) else None
-        return cls({"reason": reason or type(error).__name__, "exitcode": exitcode}, news, set(env_ids))
+        return cls({"reason": reason_of(error), "exitcode": exitcode}, news, set(env_ids))
 
 
 class Restarts:
@@ -78,7 +76,7 @@ class Restarts:
     def count_ends(self, flags: bytes) -> None:
         """Take note of the episodes that a step has ended."""
         if self._counts_ends:
-            self._ends += np.frombuffer(flags, np.uint8) & _ENDED != 0
+            self._ends += np.frombuffer(flags, np.uint8) & ENDED != 0
 
     def options(self, env_ids: Sequence[int]) -> list[tuple[Any, int]]:
         """For ``ResetRequest.anew``."""

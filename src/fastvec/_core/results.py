@@ -184,12 +184,13 @@ class BatchReader:
         """
         arrays = self._copied()
         infos: list[dict[Any, Any]] = [{} for _ in range(self._num_envs)]
-        for (leaf, env_id), frozen in self._objects.items():
-            arrays[leaf][env_id] = self._thaw(copy.deepcopy(frozen))
         for slot, reader in self._readers.items():
             self._fill_objects(news[slot], reader.env_ids, arrays)
             for row, frozen in news[slot].reset_infos.items():
                 infos[reader.env_ids[row]] = self._thaw(frozen)
+        for (leaf, env_id), frozen in self._objects.items():
+            if arrays[leaf][env_id] is None:  # not reset
+                arrays[leaf][env_id] = self._thaw(copy.deepcopy(frozen))
         self._show_last(cut_off, arrays)
         self._remember(arrays)
         return ResetResult(build(self._tree, iter(arrays)), infos)
