@@ -18,8 +18,8 @@ MAX_LINES = 340
 #: A module imports from its own floor or from one below, never from one above.
 FLOORS = [
     # no process, no handle
-    "_core errors _core.topology _core.options _core.checks _core.start_method _core.config _core.structure "
-    "_core.layout _core.infos _core.observations _core.actions _core.nans _core.reset_options",
+    "_core errors _core.topology _core.options _core.checks _core.start_method _core.placement _core.config "
+    "_core.structure _core.layout _core.infos _core.observations _core.actions _core.nans _core.reset_options",
     # one thing of the operating system each, and what is said over it
     "_core.channel _core.shm _core.sharing _core.sync _core.lineage _core.stacks _core.pickles _core.failures "
     "_core.output _core.protocol",
@@ -28,11 +28,10 @@ FLOORS = [
     "_core.launch _core.forkserver",
     # the parent
     "_core.handle _core.replies _core.restarts _core.recycling _core.starter _core.pool _core.results _core.engine "
-    "_core.crew _core.processes _core.serial "
-    "_core.engines",
+    "_core.crew _core.succession _core.processes _core.serial _core.engines",
     # one module a framework
     "_spaces _env_access _sb3_adapter _baselines_adapter _seeding _vector_adapter _vector_infos _vector_batches "
-    "sb3 gymnasium baselines _make_vec",
+    "_sb3_render sb3 gymnasium baselines _make_vec",
     # tools, and the front door
     "testing stats measure tune doctor cli __main__ __init__",
 ]

@@ -22,7 +22,6 @@ try:
         VecEnvIndices,
         VecEnvObs,
         VecEnvStepReturn,
-        tile_images,
     )
 except ImportError as error:
     raise ImportError(
@@ -37,6 +36,7 @@ from fastvec._core.factories import check_factories
 from fastvec._core.layout import StepFlag
 from fastvec._core.options import check_options
 from fastvec._sb3_adapter import Sb3Adapter
+from fastvec._sb3_render import tiled
 from fastvec._seeding import Seeding, Seeds, check_seeding, seed_actions, seeds_of
 from fastvec._spaces import registered_specs
 from fastvec.errors import ConfigError
@@ -255,20 +255,15 @@ class SharedMemVecEnv(VecEnv):
         """
         if self.render_mode != "rgb_array" or mode not in (None, "rgb_array", "human"):
             return super().render(mode)
-        rendered = self.get_images()
-        images: list[Any] = [image for image in rendered if _is_image(image)]
-        if len(images) < len(rendered) and not self._has_told_of_no_image:
+        picture, missing = tiled(self.get_images())
+        if missing and not self._has_told_of_no_image:
             self._has_told_of_no_image = True
-            others = {i: type(image).__name__ for i, image in enumerate(rendered) if not _is_image(image)}
             warnings.warn(
-                f"render() leaves out envs {list(others)}: expected images (height, width, channels), got "
-                f"{', '.join(sorted(set(others.values())))}",
+                f"render() leaves out envs {list(missing)}: expected images (height, width, channels), got "
+                f"{', '.join(sorted(set(missing.values())))}",
                 stacklevel=2,
             )
-        if not images:
-            return None
-        picture = tile_images(images)
-        if mode != "human":
+        if picture is None or mode != "human":
             return picture
         import cv2
 
@@ -327,11 +322,3 @@ class SharedMemVecEnv(VecEnv):
             if not -self.num_envs <= index < self.num_envs:
                 raise IndexError(f"there is no env {index}: expected an index from 0 to {self.num_envs - 1}")
         return [index % self.num_envs for index in env_ids]
-
-
-def _is_image(rendered: Any) -> bool:
-    try:
-        array = np.asarray(rendered)
-    except Exception:  # of objects that only seem to be arrays, or of lists of different lengths
-        return False
-    return array.ndim == 3 and array.dtype.kind in "biuf"

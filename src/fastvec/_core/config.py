@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -18,8 +18,9 @@ import numpy as np
 
 from fastvec._core.checks import all_of, check_arguments, check_count, check_flag, check_seconds
 from fastvec._core.options import CpuAffinity, ResetOptions, WorkerEnv
+from fastvec._core.placement import resolve_cpus
 from fastvec._core.start_method import resolve_start_method
-from fastvec._core.topology import Topology, plan_affinity, read_topology
+from fastvec._core.topology import read_topology
 from fastvec.errors import ConfigError
 
 __all__ = ["AutoresetMode", "EngineConfig"]
@@ -164,7 +165,7 @@ class EngineConfig:
             raise ConfigError(f"worker_output must be 'inherit' or 'prefix', got {worker_output!r}")
         if isinstance(preload, str) or not all_of(preload, str):
             raise ConfigError(f"preload must be a sequence of module names, got {preload!r}")
-        cpus, learner_cpus = _resolve_cpus(topology, workers, cpu_affinity, pin_learner, threads_per_worker or 1)
+        cpus, learner_cpus = resolve_cpus(topology, workers, cpu_affinity, pin_learner, threads_per_worker or 1)
         return cls(
             num_envs=num_envs,
             num_workers=workers,
@@ -286,49 +287,3 @@ def _resolve_worker_env(worker_env: WorkerEnv, num_workers: int) -> tuple[Mappin
                 f"worker_env must give a mapping of strings to strings, got {variables!r} for worker {worker}"
             )
     return tuple(dict(variables) for variables in maps)
-
-
-def _resolve_cpus(
-    topology: Topology, num_workers: int, cpu_affinity: CpuAffinity, pin_learner: bool, cpus_per_worker: int
-) -> tuple[tuple[frozenset[int], ...] | None, frozenset[int] | None]:
-    if cpu_affinity is None or num_workers == 0:
-        if pin_learner and num_workers:
-            raise ConfigError("pin_learner=True needs cpu_affinity: without it the workers may run on every CPU")
-        return None, None
-    allowed = frozenset(cpu.index for cpu in topology.cpus)
-    if isinstance(cpu_affinity, str):
-        if cpu_affinity != "auto":
-            raise ConfigError(f"cpu_affinity must be 'auto', a list of CPUs or a list of sets, got {cpu_affinity!r}")
-        # Containers that share a host by quota see the same CPUs: begin at a different one in each process.
-        first = os.getpid() if topology.usable < len(allowed) else 0
-        plan = plan_affinity(topology, num_workers, cpus_per_worker=cpus_per_worker, first=first)
-    else:
-        plan = _explicit_plan(cpu_affinity, num_workers, allowed)
-    rest = allowed - frozenset().union(*plan)
-    return tuple(plan), (rest or allowed) if pin_learner else None
-
-
-def _explicit_plan(cpu_affinity: Any, num_workers: int, allowed: frozenset[int]) -> list[frozenset[int]]:
-    wrong = ConfigError(f"cpu_affinity must be 'auto', a list of CPUs or a list of sets of CPUs, got {cpu_affinity!r}")
-    if not isinstance(cpu_affinity, Iterable):
-        raise wrong
-    entries = list(cpu_affinity)
-    if not entries:
-        raise ConfigError("cpu_affinity is empty: expected CPUs, or None to leave placement to the system")
-    if all_of(entries, (int, np.integer)):
-        plan = [frozenset([int(entries[worker % len(entries)])]) for worker in range(num_workers)]
-    elif all(isinstance(entry, Collection) and all_of(entry, (int, np.integer)) for entry in entries):
-        if len(entries) != num_workers:
-            raise ConfigError(
-                f"cpu_affinity must hold one set of CPUs a worker: expected {num_workers} sets, got {len(entries)}"
-            )
-        plan = [frozenset(int(cpu) for cpu in entry) for entry in entries]
-    else:
-        raise wrong
-    for worker, cpus in enumerate(plan):
-        if not cpus or not cpus <= allowed:
-            raise ConfigError(
-                f"cpu_affinity gives worker {worker} the CPUs {sorted(cpus)}, but this process may use "
-                f"{sorted(allowed)}"
-            )
-    return plan

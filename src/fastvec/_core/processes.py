@@ -1,8 +1,8 @@
 """The engine over worker processes.
 
 :class:`ProcessEngine` says what a reset, a step and a call are to its workers: which command, to
-whom, and what becomes of the replies. Who they are, and who takes the place of whom, it leaves to
-the :class:`~fastvec._core.crew.Crew`, what the arrays mean to :mod:`fastvec._core.results`.
+whom, and what becomes of the replies. Who takes the place of whom it leaves to the
+:class:`~fastvec._core.succession.Succession`, what the arrays mean to :mod:`fastvec._core.results`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 from fastvec._core.channel import deadline_after
 from fastvec._core.config import AutoresetMode, EngineConfig
-from fastvec._core.crew import Crew
 from fastvec._core.engine import Call, CallOutcome, EngineState, Reset
 from fastvec._core.handle import WorkerHandle
 from fastvec._core.lineage import close_in_children
 from fastvec._core.protocol import Adapter, CallRequest, Opcode, ResetRequest, Status
 from fastvec._core.replies import WorkerLost
 from fastvec._core.results import ResetResult, StepResult
+from fastvec._core.succession import Succession
 from fastvec.errors import InfoError, WorkerTimeoutError
 
 __all__ = ["ProcessEngine"]
 
 
-class ProcessEngine(Crew):
+class ProcessEngine(Succession):
     """Environments in worker processes.
 
     Args:
