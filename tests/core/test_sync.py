@@ -208,21 +208,20 @@ def test_a_channel_bell_tells_when_the_other_side_is_gone():
 
 def test_spinning_ends_when_the_word_has_the_value():
     """A word that another process sets ends the looking; one that has the value already is looked at once."""
-    words = memoryview(bytearray(64)).cast("q")
-    words[3] = 7
-    spin(words, 3, 7, PATIENCE)
-    thread = threading.Thread(target=words.__setitem__, args=(0, 5))
+    words = [memoryview(bytearray(8)).cast("q") for _ in range(2)]
+    words[1][0] = 7
+    assert spin([(words[0], 5), (words[1], 7)], time.perf_counter() + PATIENCE)
+    thread = threading.Thread(target=words[0].__setitem__, args=(0, 5))
     thread.start()
-    spin(words, 0, 5, PATIENCE)
-    assert words[0] == 5
+    assert spin([(words[0], 5), (words[1], 8)], time.perf_counter() + PATIENCE)
+    assert words[0][0] == 5
     thread.join()
 
 
 def test_spinning_ends_in_time():
     """A word that nobody sets is looked at for about as long as was asked, and nothing is raised."""
-    words = memoryview(bytearray(64)).cast("q")
-    began = time.monotonic()
-    spin(words, 0, 5, 0.02)
-    assert 0.019 <= time.monotonic() - began < PATIENCE
-    spin(words, 0, 5, 0.0)
-    assert words[0] == 0
+    word = memoryview(bytearray(8)).cast("q")
+    began = time.perf_counter()
+    assert not spin([(word, 5)], began + 0.02)
+    assert 0.02 <= time.perf_counter() - began < PATIENCE
+    assert not spin([(word, 5)], began)

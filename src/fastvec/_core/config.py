@@ -60,8 +60,7 @@ class EngineConfig:
         worker_env: Environment variables of each worker.
         prefix_output: Whether what workers print has a prefix that says which worker it is.
         preload: Modules that a fork server imports once for all its workers, besides those found by itself.
-        workers_spin: Whether a worker may look for its next command for a moment before it sleeps: only where each can
-            have a CPU of its own.
+        usable_cpus: How many CPUs this process and its workers may use at a time.
         unsafe_casts: Whether observations may lose their fraction or wrap around on their way into an integer space.
         check_nan: Whether rewards and observations are searched for NaN and infinity.
         reset_options: The options of automatic resets: none, those of the last explicit one, or what a function says.
@@ -92,7 +91,7 @@ class EngineConfig:
     unsafe_casts: bool = False
     check_nan: bool = False
     reset_options: ResetOptions = None
-    workers_spin: bool = False
+    usable_cpus: int = 1
     autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP
     copy: bool = True
 
@@ -187,7 +186,7 @@ class EngineConfig:
             worker_env_is_shared=not callable(worker_env),
             prefix_output=worker_output == "prefix",
             preload=tuple(preload),
-            workers_spin=workers <= topology.usable,
+            usable_cpus=topology.usable,
             unsafe_casts=unsafe_casts,
             check_nan=check_nan,
             reset_options=reset_options,

@@ -55,7 +55,7 @@ class Crew(Engine, ABC):
         self._owners = [worker for worker in self._pool.workers for _ in worker.env_ids]
         # Workers with environments to step.
         self._working = list(self._pool.workers)
-        self._replies = Replies(config.watchdog)
+        self._replies = Replies(config.watchdog, self._pool.doorbell, config.usable_cpus)
         # What the replies that are missing reply to, and the news of those that have come, by slot.
         self._opcode = Opcode.RESET
         self._news: list[StepNews] = []
@@ -76,11 +76,18 @@ class Crew(Engine, ABC):
         self.state = EngineState.BROKEN
         self._why_broken = f"sending {name} to the workers was interrupted"
         self._opcode = opcode
+        # Who finished last may look for its command, who finished first sleeps: see NOTE [spinning] in sync.py. Waking
+        # a worker can cost this process its CPU, so the others come first.
+        last_first = self._replies.finished[::-1]
         self._replies.expect(workers)
         self._news = [NO_NEWS] * self._views.layout.num_workers
         if messages is None:
-            for worker in workers:
-                worker.command(opcode, code)
+            if set(last_first) != set(workers):
+                last_first = workers
+            for worker in last_first:
+                worker.announce(opcode, code)
+            for worker in last_first:
+                worker.command_bell.ring()
             return
         for worker, message in zip(workers, messages, strict=True):
             try:

@@ -49,6 +49,7 @@ class WorkerHandle:
         self._taken, self._taken_sequence = b"", -1
         self.command_bell: Bell
         self.reply_bell: Bell
+        self.reply: memoryview
 
     def attach(self, views: BatchViews, *, with_semaphores: bool) -> None:
         """Take up this worker's rows of the shared block."""
@@ -80,6 +81,8 @@ class WorkerHandle:
         if not self.released:
             end_group(self.process.pid)
         self.released = True
+        if hasattr(self, "reply"):  # so that nobody counts it among those at work
+            self._command[0] = self.reply[0]
         self.channel.close()
         self.process.release()
         self.stacks.close()
@@ -96,11 +99,15 @@ class WorkerHandle:
 
     def command(self, opcode: int, code: int = 0) -> None:
         """Give the worker something to do; what does not fit in a row follows on the channel."""
+        self.announce(opcode, code)
+        self.command_bell.ring()
+
+    def announce(self, opcode: int, code: int = 0) -> None:
+        """Write a command, which ``command_bell`` is to ring for."""
         command = self._command
         command[1], command[2] = opcode, code
         self.sequence += 1
         command[0] = self.sequence
-        self.command_bell.ring()
 
     def has_replied(self, timeout: float) -> bool:
         """Whether the reply to the last command is there; waits for it at most ``timeout`` seconds.

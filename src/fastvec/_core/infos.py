@@ -104,9 +104,13 @@ class InfoSchema:
         """Rebuild the dicts of some rows of cells ``(k, INFO_CELLS) float64``; nothing in them aliases the cells."""
         if not self.columns:
             return [{} for _ in range(len(cells))]
-        values = [_decode_column(cells, column) for column in self.columns]
         keys = self.keys
-        return [dict(zip(keys, row, strict=True)) for row in zip(*values, strict=True)]
+        values = [_decode_column(cells, column) for column in self.columns]
+        return [dict(zip(keys, row, strict=False)) for row in zip(*values, strict=False)]
+
+    def arrays_by_key(self, cells: NDArray[np.float64]) -> dict[Any, NDArray[Any]]:
+        """The columns of some rows of cells, each a fresh ``(k, *shape)`` array of its type."""
+        return {column.key: _array_of(cells, column) for column in self.columns}
 
 
 def _cells(kind: Any, shape: tuple[int, ...] | None) -> int:
@@ -117,26 +121,28 @@ def _cells(kind: Any, shape: tuple[int, ...] | None) -> int:
 
 
 def _decode_column(cells: NDArray[np.float64], column: Column) -> list[Any]:
-    kind = column.kind
+    values = _array_of(cells, column)
     if column.shape is not None:
-        width = _cells(kind, column.shape)
+        return [values[row, ...].copy() for row in range(len(values))]
+    return values.tolist() if column.kind in (float, int, bool) else list(values)
+
+
+def _array_of(cells: NDArray[np.float64], column: Column) -> NDArray[Any]:
+    kind, shape = column.kind, column.shape
+    if shape is not None:
+        width = _cells(kind, shape)
         rows = np.ascontiguousarray(cells[:, column.cell : column.cell + width]).view(np.uint8)
-        nbytes = math.prod(column.shape) * kind.itemsize
+        nbytes = math.prod(shape) * kind.itemsize
         flat = np.ascontiguousarray(rows[:, :nbytes]).view(kind)
-        return [row.reshape(column.shape).copy() for row in flat]
-    raw = cells[:, column.cell]
-    if kind is float:
-        return list(raw.tolist())
-    if kind is np.float64:
-        return list(raw)
-    if kind is bool or kind is np.bool_:
-        truth = raw.view(np.int64) != 0
-        return truth.tolist() if kind is bool else list(truth)
-    if kind is int:
-        return list(raw.view(np.int64).tolist())
-    if issubclass(kind, np.floating):
-        return list(raw.astype(kind))
-    return list(raw.view(np.uint64 if _CELL_FORMATS[kind] == "Q" else np.int64).astype(kind))
+        return np.array(flat.reshape(len(cells), *shape))
+    raw: NDArray[Any] = cells[:, column.cell]
+    if _CELL_FORMATS[kind] == "?7x":
+        return np.not_equal(raw.view(np.int64), 0)
+    if _CELL_FORMATS[kind] != "d":
+        raw = raw.view(np.uint64 if _CELL_FORMATS[kind] == "Q" else np.int64)
+    # Not np.array(), for which np.longlong is np.int64.
+    numbers: NDArray[Any] = raw.astype(kind)
+    return numbers
 
 
 class InfoWriter:
@@ -295,6 +301,11 @@ class InfoReader:
             infos = self._read([code if row in rows else EMPTY for row, code in enumerate(codes)], rests)
             return [info for row, info in enumerate(infos) if row in rows]
         return self._read(codes, rests)
+
+    def uniform(self) -> InfoSchema | None:
+        """The schema of all rows, if it is one."""
+        codes = set(self._codes.tolist())
+        return self._schemas.get(codes.pop()) if len(codes) == 1 else None
 
     def _read(self, codes: list[int], rests: dict[int, Any]) -> list[dict[Any, Any]]:
         first = codes[0]

@@ -4,6 +4,7 @@ One block holds everything that a step moves. Regions follow each other, each al
 each an array whose first axis is the worker or the environment::
 
     bells        (workers, 2, 128) uint8    two unnamed semaphores a worker, each on cache lines of its own
+    doorbell     (128,) uint8               one semaphore that every worker rings with its own
     commands     (workers, 8) int64         written by the parent:  sequence number, opcode, dtype of the actions
     replies      (workers, 8) int64         written by the worker:  sequence number, status, bytes in the mailbox, whose
                                             code it runs (1 for the first of its environments, 0 for none)
@@ -98,6 +99,7 @@ class BatchLayout:
         envs, workers = self.num_envs, self.num_workers
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {
             "bells": ((workers, 2, BELL_BYTES), np.uint8),
+            "doorbell": ((BELL_BYTES if workers else 0,), np.uint8),
             "commands": ((workers, 8), np.int64),
             "replies": ((workers, 8), np.int64),
             "mailbox": ((workers, MAILBOX_BYTES), np.uint8),
@@ -130,7 +132,7 @@ class BatchViews:
     """NumPy arrays over a block, by name. They own nothing and live as long as their buffer.
 
     Attributes:
-        bells, commands, replies, mailbox, rewards, flags, info_codes, info_cells: See the module's drawing.
+        bells, doorbell, commands, replies, mailbox, rewards, flags, info_codes, info_cells: See the module's drawing.
         observations: One ``(num_envs, *shape)`` array a leaf, None for leaves that travel as pickles.
         finals: The same, for the last observations of episodes.
     """
@@ -144,6 +146,7 @@ class BatchViews:
 
         self.layout = layout
         self.bells: NDArray[np.uint8] = view("bells")
+        self.doorbell: NDArray[np.uint8] = view("doorbell")
         self.commands: NDArray[np.int64] = view("commands")
         self.replies: NDArray[np.int64] = view("replies")
         self.mailbox: NDArray[np.uint8] = view("mailbox")

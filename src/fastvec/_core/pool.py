@@ -24,7 +24,7 @@ from fastvec._core.protocol import Adapter
 from fastvec._core.shm import SharedBlock
 from fastvec._core.starter import Starter
 from fastvec._core.structure import EnvDescription
-from fastvec._core.sync import semaphores_work
+from fastvec._core.sync import SemaphoreBell, semaphores_work
 from fastvec._core.topology import pin_all_threads
 from fastvec.errors import SpaceMismatchError
 
@@ -49,6 +49,7 @@ class WorkerPool:
         leaving: By index, a worker whose successor is in ``workers``, until it has ended.
         coming: One that is not in its place yet; if that was interrupted it is ended before the next one is started.
         views: The arrays of the shared block; None once stopped.
+        doorbell: What every worker rings with its reply; None where the platform has no semaphores to share.
         description: What the environments declare.
     """
 
@@ -63,6 +64,7 @@ class WorkerPool:
         self.leaving: dict[int, WorkerHandle] = {}
         self.coming: list[WorkerHandle] = []
         self.views: BatchViews | None = None
+        self.doorbell: SemaphoreBell | None = None
         deadline = deadline_after(config.start_timeout)
         self._starter = Starter(config, env_fns, adapter)
         try:
@@ -193,6 +195,9 @@ class WorkerPool:
         layout = BatchLayout.of(self.description, config.num_envs, slots)
         self._block = SharedBlock.create(layout.nbytes)
         views = BatchViews(layout, self._block.buffer)
+        if semaphores_work():
+            self.doorbell = SemaphoreBell(views.doorbell)
+            self.doorbell.initialize()
         self._hand_out(self.workers, views, deadline)
         if config.copy:  # else a forked child may still look at an observation
             self._block.keep_from_children()
@@ -203,7 +208,7 @@ class WorkerPool:
 
     def _hand_out(self, workers: Sequence[WorkerHandle], views: BatchViews, deadline: float | None) -> None:
         assert self._block is not None
-        with_semaphores = semaphores_work()
+        with_semaphores = self.doorbell is not None
         # Workers write in the order that the parent reads in: spaces are equal whatever the order of their keys.
         message = dumps((views.layout, self.description, with_semaphores))
         for worker in workers:
@@ -227,7 +232,7 @@ class WorkerPool:
             self._mask_before = None
         self.workers = []
         self.leaving, self.coming = {}, []
-        self.views = None
+        self.views = self.doorbell = None
 
     def ask_to_close(self) -> None:
         """Tell every worker, once, to close its environments and end; does not wait."""

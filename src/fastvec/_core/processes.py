@@ -37,6 +37,8 @@ class ProcessEngine(Succession):
 
     def __init__(self, config: EngineConfig, env_fns: Sequence[Callable[[], Any]], adapter: Adapter) -> None:
         super().__init__(config, env_fns, adapter)
+        # Whether workers may be followed by others.
+        self._is_followed = config.restart or config.recycles
         # Of the reset that is pending: what each worker was sent, and whom it concerns.
         self._resets: dict[int, bytes] = {}
         self._chosen: list[int] = []
@@ -57,7 +59,8 @@ class ProcessEngine(Succession):
                 rows = [i - env_ids.start for i in its]
                 messages[index] = self._dumps(ResetRequest(rows, [reset.arguments[i] for i in its]))
         self._settle("reset", deadline)
-        self._recycle()
+        if self._config.recycles:
+            self._recycle()
         self._bring_over(chosen)
         for i in chosen:
             self._restarts.was_reset(i, reset.arguments[i])
@@ -88,9 +91,11 @@ class ProcessEngine(Succession):
 
     def _start_step(self, array: Any, code: int, objects: list[Any], deadline: float | None) -> None:
         messages = [] if array is not None else [self._dumps([objects[i] for i in ids]) for ids in self._slices]
-        self._settle("step", deadline)
-        self._recycle()
-        deadline = deadline_after(self._config.step_timeout)  # successors had a time of their own
+        if not self._is_settled():
+            self._settle("step", deadline)
+        if self._config.recycles:
+            self._recycle()
+            deadline = deadline_after(self._config.step_timeout)  # successors had a time of their own
         if array is not None:
             self._views.actions(code)[...] = array
             self._command(Opcode.STEP, "step", self._working, None, deadline, code)
@@ -100,6 +105,9 @@ class ProcessEngine(Succession):
 
     def _finish_step(self, deadline: float | None, seconds: float | None) -> StepResult:
         self._collect_step("step", deadline, seconds, held=False)
+        if not self._is_followed:
+            whole: StepResult = self._read(self._batch.step, self._news)
+            return whole
         news, cut_off = list(self._news), {}
         with_finals = self._config.autoreset_mode is AutoresetMode.SAME_STEP
         for index, restart in self._untold.items():
@@ -169,7 +177,7 @@ class ProcessEngine(Succession):
         self._pool.stop(grace)
         self._finalizer.detach()
         # Whatever refers to the block, so that its memory goes now.
-        self._replies.expect([])
+        self._replies.close()
         self._owners, self._working, self._news, self._received = [], [], [], None
         del self._views, self._batch
 

@@ -117,7 +117,7 @@ class WorkerInit:
         check_nan: See EngineConfig.
         autoreset_mode: See EngineConfig.
         prefix_output: See EngineConfig.
-        spins: Whether to look for the next command for a moment before sleeping.
+        usable_cpus: See EngineConfig.
         shared: How many descriptors of shared arrays come with it, after all others.
         payload: The factories, what the face adds, and the options of automatic resets; pickled, unless the process was
             forked and has them anyway.
@@ -138,7 +138,7 @@ class WorkerInit:
     check_nan: bool
     autoreset_mode: AutoresetMode
     prefix_output: bool
-    spins: bool
+    usable_cpus: int
     shared: int
     payload: bytes | WorkerPayload = field(repr=False)
 

@@ -13,14 +13,19 @@ from collections.abc import Iterable
 
 from fastvec._core.channel import Gone
 from fastvec._core.handle import WorkerHandle, death_of, waiting_for
+from fastvec._core.sync import Bell, spin
 from fastvec.errors import WorkerTimeoutError
 
 __all__ = ["Replies", "WorkerLost"]
 
 _LOGGER = logging.getLogger("fastvec")
 
-#: A wait for one worker lasts this long before all others are looked at too, and the dead are counted.
+#: A sleep lasts this long before all workers are looked at, and the dead are counted.
 _SLICE = 0.02
+
+#: Seconds. Where the last workers came within this time after there was a CPU for it, a wait looks for them before it
+#: sleeps: see NOTE [spinning] in sync.py.
+_LONGEST_SPIN = 1e-3
 
 #: A wait of fewer seconds than this is a look, and that a worker is not ready no sign of trouble.
 _SHORT = 0.25
@@ -39,18 +44,31 @@ class Replies:
 
     Args:
         watchdog: Seconds of waiting after which a line says whom for; None for never.
+        doorbell: What every worker rings; None where each can be waited for by its own bell only.
+        usable_cpus: How many CPUs there are for the workers and this process.
+
+    Attributes:
+        missing: Whose replies are missing, by slot.
+        finished: Whose have been taken, the last one last.
     """
 
-    def __init__(self, watchdog: float | None) -> None:
+    def __init__(self, watchdog: float | None, doorbell: Bell | None, usable_cpus: int) -> None:
         self._watchdog = watchdog or math.inf
+        self._doorbell, self._usable_cpus = doorbell, usable_cpus
         self._since = self._next_line = 0.0
+        # How long the last workers let wait when there was a CPU to spin on; None in a wait in which there is none yet.
+        self._spun = 0.0
+        self._spins_since: float | None = None
         self.missing: dict[int, WorkerHandle] = {}
+        self.finished: list[WorkerHandle] = []
 
     def expect(self, workers: Iterable[WorkerHandle]) -> None:
         """From now on the replies of these workers are missing, and no others."""
         self._since = time.monotonic()
         self._next_line = self._since + self._watchdog
+        self._spins_since = None
         self.missing = {worker.slot: worker for worker in workers}
+        self.finished = []
 
     def next(self, name: str, deadline: float | None, seconds: float | None) -> tuple[WorkerHandle, int, bytes]:
         """One of the missing replies: whose it is, its status and its payload. It stays missing.
@@ -59,21 +77,34 @@ class Replies:
             WorkerLost: A worker has died.
             WorkerTimeoutError: The deadline has passed.
         """
-        worker = next(iter(self.missing.values()))
+        any_of_them, doorbell = next(iter(self.missing.values())), self._doorbell
+        worker = self._ready()
+        if worker is None and self._spin():
+            worker = self._ready()
+        if worker is None and doorbell is not None:
+            while doorbell.wait(0):  # rings for replies that were seen without them
+                pass
+            worker = self._ready()
+        while worker is None:
+            left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
+            try:
+                if doorbell is not None:
+                    doorbell.wait(max(left, 0))
+                else:
+                    any_of_them.has_replied(max(left, 0))
+            except Gone:
+                raise WorkerLost(any_of_them, death_of(any_of_them, name)) from None
+            worker = self._ready()
+            if any_of_them.released:  # by a close() from a signal handler or another thread
+                raise WorkerLost(any_of_them, death_of(any_of_them, name))
+            if worker is None:
+                worker = self._with_last_words(name)
+            now = time.monotonic()
+            if worker is None and deadline is not None and now >= deadline:
+                raise self.timeout(name, seconds)
+            if now >= self._next_line:
+                self._say_who_is_missing(name)
         try:
-            there = worker.has_replied(0)
-            while not there:
-                left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
-                there = worker.has_replied(max(left, 0))
-                if not there:
-                    worker, there = self._look_around(worker, name)
-                    if worker.released:
-                        raise WorkerLost(worker, death_of(worker, name))
-                    now = time.monotonic()
-                    if not there and deadline is not None and now >= deadline:
-                        raise self.timeout(name, seconds)
-                    if now >= self._next_line:
-                        self._say_who_is_missing(name)
             status, payload = worker.take_reply(deadline)
         except Gone:
             raise WorkerLost(worker, death_of(worker, name)) from None
@@ -84,6 +115,13 @@ class Replies:
     def done(self, worker: WorkerHandle) -> None:
         """The reply of a worker is in its place, or will never come."""
         self.missing.pop(worker.slot, None)
+        self.finished.append(worker)
+        if not self.missing and self._spins_since is not None:
+            self._spun = time.perf_counter() - self._spins_since
+
+    def close(self) -> None:
+        """Expect nothing more, and let go of what refers to the shared block."""
+        self.missing, self.finished, self._doorbell = {}, [], None
 
     def timeout(self, name: str, seconds: float | None) -> WorkerTimeoutError:
         """The error that says whose replies are missing, and where these workers are."""
@@ -96,18 +134,39 @@ class Replies:
             env_indices=tuple(i for worker in missing for i in worker.env_ids),
         )
 
-    def _look_around(self, current: WorkerHandle, name: str) -> tuple[WorkerHandle, bool]:
-        """Another worker that has replied, if any."""
+    def _ready(self) -> WorkerHandle | None:
+        """A worker that has replied, if any."""
         for worker in self.missing.values():
-            if worker.has_replied(0) or worker.ring_was_lost():
-                return worker, True
+            if worker.reply[0] == worker.sequence and (worker.has_replied(0) or worker.ring_was_lost()):
+                return worker
+        return None
+
+    def _spin(self) -> bool:
+        """Look for a reply for a while, where there is a CPU for it and it is likely to come soon; whether it came."""
+        missing = list(self.missing.values())
+        if len(missing) >= self._usable_cpus:
+            return False
+        now = time.perf_counter()
+        if self._spins_since is None:
+            self._spins_since = now
+        until = self._spins_since + min(2 * self._spun, _LONGEST_SPIN)
+        if self._spun > _LONGEST_SPIN:
+            return False
+        return spin([(worker.reply, worker.sequence) for worker in missing], until)
+
+    def _with_last_words(self, name: str) -> WorkerHandle | None:
+        """A worker that has died after its reply, if any.
+
+        Raises:
+            WorkerLost: One has died without.
+        """
         for worker in self.missing.values():
             if worker.process.poll() is not None:
                 # Its last reply may have come between the two looks.
                 if worker.has_replied(0):
-                    return worker, True
+                    return worker
                 raise WorkerLost(worker, death_of(worker, name))
-        return current, False
+        return None
 
     def _say_who_is_missing(self, name: str) -> None:
         waited = time.monotonic() - self._since

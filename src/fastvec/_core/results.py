@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastvec._core.infos import InfoReader
+from fastvec._core.infos import InfoReader, InfoSchema
 from fastvec._core.layout import BatchViews, StepFlag
 from fastvec._core.protocol import NO_NEWS, StepNews
-from fastvec._core.structure import EnvDescription, build
+from fastvec._core.structure import EnvDescription, Leaf, build
 
 __all__ = ["BatchReader", "ResetResult", "StepResult"]
 
@@ -32,7 +32,8 @@ class StepResult(NamedTuple):
             has ended it is the first one of the next.
         rewards: ``(num_envs,) float64``.
         flags: One byte an environment, bits of :class:`~fastvec._core.layout.StepFlag`.
-        infos: What each environment returned beside.
+        infos: What each environment returned beside; where that was asked for and all returned the same keys with
+            numbers of the same types, fresh ``(num_envs, ...)`` arrays by key.
         finals: The last observation of each episode that has ended, by environment, as the environment gave it.
         reset_infos: Infos of the resets that followed, by environment, where they were not empty.
     """
@@ -40,7 +41,7 @@ class StepResult(NamedTuple):
     observations: Any
     rewards: NDArray[np.float64]
     flags: bytes
-    infos: list[dict[Any, Any]]
+    infos: Any
     finals: dict[int, Any]
     reset_infos: dict[int, Any]
 
@@ -62,6 +63,7 @@ class BatchReader:
         thaw: Undoes the runners' ``freeze``.
         copy: Whether to hand out copies of the observations, or the arrays themselves.
         remember: Whether a slice may be lost, so that its last observations have to be kept.
+        columns: Whether to give infos as arrays where they can be.
     """
 
     def __init__(
@@ -73,13 +75,19 @@ class BatchReader:
         *,
         copy: bool = True,
         remember: bool = False,
+        columns: bool = False,
     ) -> None:
+        self._columns = columns
         self._copy, self._thaw = copy, thaw
         self._tree = description.observation
+        self._is_leaf = isinstance(self._tree, Leaf)
         self._views = views
         self._num_envs = views.layout.num_envs
         self._codes = views.info_codes
         self._no_codes, self._no_flags = bytes(views.info_codes.nbytes), bytes(views.flags.nbytes)
+        self._no_news = [NO_NEWS] * max(1, views.layout.num_workers)
+        # The codes of infos that are all of one kind, and that kind; None until it is looked for.
+        self._uniform: tuple[bytes, InfoSchema | None] | None = None
         # By slot; where a worker and its successor share a slice, both read their own rows of it.
         self._readers = {slot: _SliceReader(views, env_ids, thaw) for slot, env_ids in enumerate(slices)}
         self._slices = [reader.env_ids for reader in self._readers.values()]
@@ -98,6 +106,8 @@ class BatchReader:
                 arrays hold of them is the reset that followed.
             with_finals: Whether observations of the next episode are shown, and the last ones beside; else the last.
         """
+        if not cut_off and news == self._no_news:
+            return self._step_without_news()
         for env_id in cut_off:
             self._views.rewards[env_id] = self._views.info_codes[env_id] = 0
             self._views.flags[env_id] = StepFlag.TRUNCATED
@@ -105,24 +115,15 @@ class BatchReader:
         flags = self._views.flags.tobytes()
         finals: dict[int, Any] = {}
         reset_infos: dict[int, Any] = {}
-        # The common case first: no infos, no ends. It is read in one look, as the caches are cold after a wait.
-        if self._codes.tobytes() == self._no_codes and all(one is NO_NEWS for one in news):
-            infos: list[dict[Any, Any]] = [{} for _ in range(self._num_envs)]
-        else:
-            infos = [{}] * self._num_envs
-            for slot, reader in self._readers.items():
-                one = news[slot]
-                reader.read(one, infos, finals, reset_infos)
-                if one.objects:
-                    self._fill_objects(one, reader.env_ids, arrays)
-            if len(self._readers) > len(self._slices):  # of two runners the rows come mixed
-                finals, reset_infos = dict(sorted(finals.items())), dict(sorted(reset_infos.items()))
-        if flags != self._no_flags:
-            for index, flag in enumerate(flags):
-                if flag & _FINAL_IN_BLOCK:
-                    finals[index] = build(
-                        self._tree, (a[index, ...].copy() for a in self._views.finals if a is not None)
-                    )
+        infos: list[dict[Any, Any]] = [{}] * self._num_envs
+        for slot, reader in self._readers.items():
+            one = news[slot]
+            reader.read(one, infos, finals, reset_infos)
+            if one.objects:
+                self._fill_objects(one, reader.env_ids, arrays)
+        if len(self._readers) > len(self._slices):  # of two runners the rows come mixed
+            finals, reset_infos = dict(sorted(finals.items())), dict(sorted(reset_infos.items()))
+        self._read_finals(flags, finals)
         for env_id, info in cut_off.items():
             infos[env_id] = {"worker_restarted": dict(info)}
             if with_finals:
@@ -135,6 +136,47 @@ class BatchReader:
         return StepResult(
             build(self._tree, iter(arrays)), self._views.rewards.copy(), flags, infos, finals, reset_infos
         )
+
+    def _step_without_news(self) -> StepResult:
+        """The common case: all that there is to say lies in the arrays.
+
+        It is read in few looks, as after a wait the caches are cold.
+        """
+        views = self._views
+        arrays = self._copied()
+        flags = views.flags.tobytes()
+        finals: dict[int, Any] = {}
+        if flags != self._no_flags:
+            self._read_finals(flags, finals)
+        if self._last:
+            self._remember(arrays)
+        observations = arrays[0] if self._is_leaf else build(self._tree, iter(arrays))
+        infos = self._read_infos(as_columns=self._columns and not finals)
+        return StepResult(observations, views.rewards.copy(), flags, infos, finals, {})
+
+    def _read_infos(self, *, as_columns: bool) -> list[dict[Any, Any]] | dict[Any, NDArray[Any]]:
+        """All infos, where nobody has more to say of them."""
+        codes = self._codes.tobytes()
+        if codes == self._no_codes:
+            return [{} for _ in range(self._num_envs)]
+        if self._uniform is None or self._uniform[0] != codes:
+            schemas = [reader.uniform() for reader in self._readers.values()]
+            is_one = None not in schemas and len({schema.signature for schema in schemas if schema}) == 1
+            self._uniform = codes, schemas[0] if is_one else None
+        schema = self._uniform[1]
+        if schema is not None:
+            if as_columns:
+                return schema.arrays_by_key(self._views.info_cells)
+            return schema.decode(self._views.info_cells)
+        infos: list[dict[Any, Any]] = [{}] * self._num_envs
+        for reader in self._readers.values():
+            reader.read(NO_NEWS, infos, {}, {})
+        return infos
+
+    def _read_finals(self, flags: bytes, finals: dict[int, Any]) -> None:
+        for index in [index for index, flag in enumerate(flags) if flag & _FINAL_IN_BLOCK]:
+            values = [a[index, ...].copy() for a in self._views.finals if a is not None]
+            finals[index] = values[0] if self._is_leaf else build(self._tree, iter(values))
 
     def replaced(self, index: int, slot: int) -> None:
         """The runner of a slice is a new one, in this slot, which announces its schemas anew."""
@@ -150,12 +192,14 @@ class BatchReader:
         self._add_reader(index, slot).rows = set()
 
     def _add_reader(self, index: int, slot: int) -> _SliceReader:
+        self._uniform = None
         reader = self._readers[slot] = _SliceReader(self._views, self._slices[index], self._thaw)
         self._readers = dict(sorted(self._readers.items(), key=lambda item: item[1].env_ids.start))
         return reader
 
     def moved(self, slot: int, successor: int, rows: Collection[int]) -> None:
         """From the next step on another runner of the slice has these rows of it; who has none is forgotten."""
+        self._uniform = None
         before, after = self._readers[slot], self._readers[successor]
         assert before.rows is not None
         assert after.rows is not None
@@ -197,7 +241,9 @@ class BatchReader:
 
     def learn(self, slot: int, news: StepNews) -> None:
         """Take note of the schemas that the news of a slot announce, which these and later news are read with."""
-        self._readers[slot].learn(news)
+        if news.schemas:
+            self._uniform = None
+            self._readers[slot].learn(news)
 
     def _fill_objects(self, news: StepNews, env_ids: range, arrays: list[NDArray[Any]]) -> None:
         for (leaf, row), frozen in news.objects.items():
@@ -241,3 +287,7 @@ class _SliceReader:
 
     def learn(self, news: StepNews) -> None:
         self._infos.learn(news.schemas)
+
+    def uniform(self) -> InfoSchema | None:
+        """The schema of all infos of the slice, if it is one."""
+        return None if self.rows is not None else self._infos.uniform()

@@ -162,7 +162,7 @@ class Starter:
             check_nan=config.check_nan,
             autoreset_mode=config.autoreset_mode,
             prefix_output=config.prefix_output,
-            spins=config.workers_spin,
+            usable_cpus=config.usable_cpus,
             shared=len(self._shared[index]),
             payload=payload,
         )

@@ -58,6 +58,10 @@ class Succession(Crew, ABC):
         # Environments that have changed hands in a step that is not read yet: from whom, which rows.
         self._moves: list[tuple[WorkerHandle, list[int]]] = []
 
+    def _is_settled(self) -> bool:
+        """Whether there is nothing to :meth:`_settle`, as in the common case."""
+        return not (self._replies.missing or self._lost or self._adopting or self._moves or self._pool.leaving)
+
     def _settle(self, name: str, deadline: float | None) -> None:
         """Take replies that nobody has waited for, after a timeout or an interrupt or before a reset."""
         self._collect_step(name, deadline, None, held=True)
@@ -73,6 +77,8 @@ class Succession(Crew, ABC):
             held: See :meth:`_replace_lost`.
         """
         self._collect(name, deadline, seconds)
+        if self._is_settled():
+            return
         while True:
             if self._adopting is not None:
                 successor, news = self._adopting
@@ -146,8 +152,6 @@ class Succession(Crew, ABC):
 
     def _recycle(self) -> None:
         """Start successors of the workers that are due; each worker then leaves those whose episode has ended."""
-        if not self._config.recycles:
-            return
         if self._config.autoreset_mode is AutoresetMode.NEXT_STEP:
             for worker in list(self._pool.leaving.values()):
                 rows = slice(worker.env_ids.start, worker.env_ids.stop)

@@ -23,7 +23,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +34,9 @@ from fastvec._core.channel import Channel
 __all__ = ["Bell", "ChannelBell", "SemaphoreBell", "semaphores_work"]
 
 _CLOCK_MONOTONIC = 1
+
+#: So many looks between two at the clock.
+_LOOKS = 20
 
 
 class Bell(Protocol):
@@ -152,13 +155,21 @@ class ChannelBell:
         return True
 
 
-def spin(word: memoryview, index: int, value: int, seconds: float) -> None:
-    """Look at ``word[index]`` until it holds ``value``, for at most some time; see NOTE [spinning]."""
-    until = time.perf_counter() + seconds
-    while word[index] != value:
-        for _ in range(20):
-            if word[index] == value:
-                return
+def spin(words: Sequence[tuple[memoryview, int]], until: float) -> bool:
+    """Look at words of shared memory until one has the value that it is to have; see NOTE [spinning].
+
+    Args:
+        words: Integers, of which the first one is looked at, each with its value.
+        until: ``time.perf_counter()`` at which to give up.
+
+    Returns:
+        Whether one has it.
+    """
+    while True:
+        for _ in range(_LOOKS):
+            for word, value in words:
+                if word[0] == value:
+                    return True
         if time.perf_counter() > until:
-            return
+            return False
         os.sched_yield()

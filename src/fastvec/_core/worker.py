@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from fastvec._core.building import build_envs, close_envs
 from fastvec._core.channel import Channel, Gone
 from fastvec._core.failures import EnvFailure, RemoteFailure
@@ -137,11 +139,15 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
     gc.collect()
     gc.freeze()
     bells = views.bells[init.slot]
-    command_bell, reply_bell = (
-        (SemaphoreBell(bells[0]), SemaphoreBell(bells[1])) if with_semaphores else (ChannelBell(channel),) * 2
-    )
+    command_bell: Bell
+    reply_bells: list[Bell]
+    if with_semaphores:
+        # Its own first: the parent, woken by the other one, looks for it.
+        command_bell, reply_bells = SemaphoreBell(bells[0]), [SemaphoreBell(bells[1]), SemaphoreBell(views.doorbell)]
+    else:
+        command_bell, reply_bells = ChannelBell(channel), [ChannelBell(channel)]
     channel.send(dumps_home(True))
-    _Server(channel, runner, views, init, command_bell, reply_bell).serve()
+    _Server(channel, runner, views, init, command_bell, reply_bells).serve()
 
 
 class _Server:
@@ -154,15 +160,17 @@ class _Server:
         views: BatchViews,
         init: WorkerInit,
         command_bell: Bell,
-        reply_bell: Bell,
+        reply_bells: list[Bell],
     ) -> None:
         self._channel, self._runner, self._views, self._init = channel, runner, views, init
-        self._command_bell, self._reply_bell = command_bell, reply_bell
+        self._command_bell, self._reply_bells = command_bell, reply_bells
         self._command = views.commands[init.slot].data
         self._reply = views.replies[init.slot].data
         self._mailbox = views.mailbox[init.slot].data
         self._rows = slice(init.env_ids.start, init.env_ids.stop)
-        self._spins = init.spins
+        # To know who else is at work.
+        self._sent, self._done = views.commands[:, 0], views.replies[:, 0]
+        self._may_spin = init.usable_cpus - 1  # with one left to the parent
         self._gap = 1.0  # seconds between the last reply and the command that followed it
 
     def serve(self) -> None:
@@ -191,8 +199,8 @@ class _Server:
 
     def _await_command(self, last: int) -> None:
         started = time.perf_counter()
-        if self._spins and self._gap < _SHORT_GAP:
-            spin(self._command, 0, last + 1, 2 * self._gap)
+        if self._gap < _SHORT_GAP and np.count_nonzero(self._sent != self._done) < self._may_spin:
+            spin([(self._command, last + 1)], started + 2 * self._gap)
         # By the number, too: a ring alone might be a stray one.
         while not (self._command_bell.wait(_IDLE_SLICE) and self._command[0] != last):
             if self._channel.at_end():
@@ -236,7 +244,8 @@ class _Server:
         reply = self._reply
         reply[1], reply[2] = status.value, len(payload)
         reply[0] = sequence
-        self._reply_bell.ring()
+        for bell in self._reply_bells:
+            bell.ring()
         if not in_mailbox:
             self._channel.send(REPLY_NUMBER.pack(sequence) + payload)
 
