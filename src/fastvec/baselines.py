@@ -23,6 +23,7 @@ from fastvec._core.factories import check_factories
 from fastvec._core.layout import StepFlag
 from fastvec._core.options import check_options
 from fastvec._spaces import registered_specs
+from fastvec._splits import SplitsBaselines
 from fastvec.errors import ClosedError, ConfigError, SpaceMismatchError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class _UsedAfterCloseError(ClosedError, AssertionError):
     """The error of both worlds: Baselines asserts that it has not been closed."""
 
 
-class SharedMemVecEnv:
+class SharedMemVecEnv(SplitsBaselines):
     """Many environments on few worker processes, with everything that a step moves in shared memory.
 
     Takes the place of Baselines' ``SubprocVecEnv`` and ``ShmemVecEnv``, whose arguments come first and in their

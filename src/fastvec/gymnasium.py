@@ -1,7 +1,6 @@
 """The Gymnasium face: a ``VectorEnv`` over the engine.
 
-It knows what Gymnasium's learners and wrappers rely on (batched spaces, three autoreset modes, infos
-as a dict of arrays, ``*_async`` and ``*_wait``) and nothing of processes.
+It knows what Gymnasium's learners rely on (batched spaces, autoreset modes, infos as arrays) and nothing of processes.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from fastvec._core.options import check_options
 from fastvec._core.structure import Leaf, leaves
 from fastvec._seeding import Seeding, Seeds, check_seeding, seed_actions, seeds_of
 from fastvec._spaces import registered_specs
+from fastvec._splits import SplitsVectorEnv
 from fastvec._vector_adapter import VectorAdapter
 from fastvec._vector_infos import vectorize_infos
 from fastvec.errors import CallError, ConfigError
@@ -46,7 +46,7 @@ VectorStep: TypeAlias = "tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDAr
 _TERMINATED, _TRUNCATED = StepFlag.TERMINATED.value, StepFlag.TRUNCATED.value
 
 
-class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
+class SharedMemVectorEnv(SplitsVectorEnv, VectorEnv[Any, Any, Any]):
     """Many environments on few worker processes, with everything that a step moves in shared memory.
 
     Takes the place of Gymnasium's ``AsyncVectorEnv`` and, with ``num_workers=0``, of its ``SyncVectorEnv``; results

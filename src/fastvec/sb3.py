@@ -39,6 +39,7 @@ from fastvec._sb3_adapter import Sb3Adapter
 from fastvec._sb3_render import tiled
 from fastvec._seeding import Seeding, Seeds, check_seeding, seed_actions, seeds_of
 from fastvec._spaces import registered_specs
+from fastvec._splits import SplitsVecEnv
 from fastvec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ _TERMINATED, _TRUNCATED = StepFlag.TERMINATED.value, StepFlag.TRUNCATED.value
 _TRUNCATED_IS_NUMPY = StepFlag.TRUNCATED_IS_NUMPY.value
 
 
-class SharedMemVecEnv(VecEnv):
+class SharedMemVecEnv(SplitsVecEnv, VecEnv):
     """Many environments on few worker processes, with everything that a step moves in shared memory.
 
     Takes the place of Stable-Baselines3's ``SubprocVecEnv`` and, with ``num_workers=0``, of its

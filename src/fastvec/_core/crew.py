@@ -11,8 +11,8 @@ import functools
 import logging
 import pickle
 from abc import ABC
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 from fastvec._core.channel import Gone
 from fastvec._core.config import EngineConfig
@@ -21,7 +21,7 @@ from fastvec._core.failures import reason_of
 from fastvec._core.handle import WorkerHandle, death_of
 from fastvec._core.pickles import dumps
 from fastvec._core.pool import WorkerPool
-from fastvec._core.protocol import NO_NEWS, Adapter, Opcode, Status, StepNews
+from fastvec._core.protocol import NO_NEWS, Opcode, Status, StepNews
 from fastvec._core.replies import Replies, WorkerLost
 from fastvec._core.results import BatchReader
 from fastvec.errors import WorkerTimeoutError
@@ -36,14 +36,13 @@ class Crew(Engine, ABC):
 
     Args:
         config: Validated options.
-        env_fns: One factory an environment.
-        adapter: What the face adds.
+        pool: The workers; this engine ends them.
     """
 
-    def __init__(self, config: EngineConfig, env_fns: Sequence[Callable[[], Any]], adapter: Adapter) -> None:
+    def __init__(self, config: EngineConfig, pool: WorkerPool) -> None:
         super().__init__(config)
         self._dumps = functools.partial(dumps, same_main=config.start_method == "fork")
-        self._pool = WorkerPool(config, env_fns, adapter)
+        self._pool = pool
         self.description = self._pool.description
         assert self._pool.views is not None
         self._views = self._pool.views
@@ -70,6 +69,7 @@ class Crew(Engine, ABC):
         messages: list[bytes] | None,
         deadline: float | None,
         code: int = 0,
+        fds: Sequence[tuple[int, ...]] | None = None,
     ) -> None:
         """Command some workers, whose replies are missing from here on; the caller then sets the state."""
         # An interrupt in the midst of this would leave some workers with a command and some without.
@@ -89,10 +89,9 @@ class Crew(Engine, ABC):
             for worker in last_first:
                 worker.command_bell.ring()
             return
-        for worker, message in zip(workers, messages, strict=True):
+        for index, (worker, message) in enumerate(zip(workers, messages, strict=True)):
             try:
-                worker.command(opcode)
-                worker.channel.send(message, deadline=deadline, sentinel=worker.process.sentinel)
+                worker.tell(opcode, message, deadline, fds[index] if fds else ())
             except Gone:
                 self._lose(worker, death_of(worker, name))
             except TimeoutError:

@@ -35,6 +35,7 @@ class WorkerHandle:
         index: Which slice of the environments it has; a successor has the same.
         slot: Which rows of the block it has.
         sequence: Number of the last command sent.
+        lanes: Handles of the same worker by which splits command it; see :mod:`fastvec._core.lanes`.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class WorkerHandle:
         self.sequence = 0
         self.stacks = stacks
         self.released = False
+        self.lanes: list[WorkerHandle] = []
         # The payload of the last reply, for who is interrupted before he has put it in its place.
         self._taken, self._taken_sequence = b"", -1
         self.command_bell: Bell
@@ -86,6 +88,8 @@ class WorkerHandle:
         self.channel.close()
         self.process.release()
         self.stacks.close()
+        for lane in self.lanes:
+            lane.release()
 
     def ask_to_close(self) -> None:
         """Tell the worker to close its environments and end; does not wait."""
@@ -108,6 +112,19 @@ class WorkerHandle:
         command[1], command[2] = opcode, code
         self.sequence += 1
         command[0] = self.sequence
+
+    def tell(self, opcode: int, message: bytes, deadline: float | None, fds: tuple[int, ...] = ()) -> None:
+        """Give the worker something to do that takes more than a row of the block.
+
+        Raises:
+            Gone: It has died.
+            TimeoutError: It did not take all of the message in time.
+        """
+        self.command(opcode)
+        self.channel.send(message, fds=fds, deadline=deadline, sentinel=self.process.sentinel)
+
+    def relieve(self) -> None:
+        """Take what the worker may be stuck in sending to others than who waits for it."""
 
     def has_replied(self, timeout: float) -> bool:
         """Whether the reply to the last command is there; waits for it at most ``timeout`` seconds.
@@ -163,7 +180,8 @@ def end_workers(workers: Sequence[WorkerHandle], grace: float) -> None:
     running: list[WorkerProcess] = [worker.process for worker in workers]
     while running and time.monotonic() < deadline:
         for worker in workers:  # a worker may be stuck in sending what nobody wants any more
-            worker.channel.discard()
+            for handle in (worker, *worker.lanes):
+                handle.channel.discard()
         running = wait_for_exit(running, min(0.05, max(0.0, deadline - time.monotonic())))
     for signal_number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
         for process in running:

@@ -47,6 +47,12 @@ class NanGuard:
         self._watched[:] = False
         self._watched[list(rows)] = True
 
+    def follow(self, other: NanGuard, first: int) -> None:
+        """Go on where another guard has been, with its rows from ``first`` on."""
+        count = len(self.seeds)
+        self.seeds = other.seeds[first : first + count]
+        self._steps[:] = other._steps[first : first + count]
+
     def after_reset(self, row: int, keywords: Mapping[str, Any]) -> None:
         """An environment was reset with keyword arguments.
 

@@ -32,7 +32,7 @@ class ObservationWriter:
     def __init__(self, tree: Node, arrays: list[NDArray[Any] | None], *, unsafe_casts: bool) -> None:
         self._tree = tree
         self._leaves = list(leaves(tree))
-        self._unsafe_casts = unsafe_casts
+        self.unsafe_casts = unsafe_casts
         self._warned: set[Path] = set()
         # A view of each row, made once: indexing an array costs as much as copying a small row.
         self._rows = [None if array is None else [array[row, ...] for row in range(len(array))] for array in arrays]
@@ -112,7 +112,7 @@ class ObservationWriter:
             raise ObservationError(f"{name} cannot be made an array: {error}") from error
         if array.shape != spec.shape:
             raise ObservationError(f"{name} must have shape {spec.shape}, got {array.shape}")
-        if array.dtype == spec.dtype or (self._unsafe_casts and array.dtype.kind in "?biuf"):
+        if array.dtype == spec.dtype or (self.unsafe_casts and array.dtype.kind in "?biuf"):
             return array.astype(spec.dtype)
         if array.dtype.kind not in "?biufc" or not _same_kind(array.dtype, spec.dtype):
             raise ObservationError(

@@ -179,7 +179,7 @@ class WorkerPool:
     ) -> EnvDescription:
         notes = dict.fromkeys(note for _, notes in reports for note in notes)
         if notes:
-            warnings.warn("; ".join(notes), RuntimeWarning, stacklevel=6)
+            warnings.warn("; ".join(notes), RuntimeWarning, stacklevel=5)
         first = reports[0][0]
         for worker, (other, _) in zip(workers, reports, strict=True):
             difference = self._adapter.difference(first, other)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from fastvec._core.channel import deadline_after
@@ -17,7 +17,8 @@ from fastvec._core.config import AutoresetMode, EngineConfig
 from fastvec._core.engine import Call, CallOutcome, EngineState, Reset
 from fastvec._core.handle import WorkerHandle
 from fastvec._core.lineage import close_in_children
-from fastvec._core.protocol import Adapter, CallRequest, Opcode, ResetRequest, Status
+from fastvec._core.pool import WorkerPool
+from fastvec._core.protocol import CallRequest, Opcode, ResetRequest, Status
 from fastvec._core.replies import WorkerLost
 from fastvec._core.results import ResetResult, StepResult
 from fastvec._core.succession import Succession
@@ -31,12 +32,11 @@ class ProcessEngine(Succession):
 
     Args:
         config: Validated options.
-        env_fns: One factory an environment.
-        adapter: What the face adds.
+        pool: The workers; this engine ends them.
     """
 
-    def __init__(self, config: EngineConfig, env_fns: Sequence[Callable[[], Any]], adapter: Adapter) -> None:
-        super().__init__(config, env_fns, adapter)
+    def __init__(self, config: EngineConfig, pool: WorkerPool) -> None:
+        super().__init__(config, pool)
         # Whether workers may be followed by others.
         self._is_followed = config.restart or config.recycles
         # Of the reset that is pending: what each worker was sent, and whom it concerns.
@@ -172,6 +172,22 @@ class ProcessEngine(Succession):
             self._replies.done(worker)
         self._replace_lost()
         return self._outcome
+
+    def hand_over(self, messages: list[bytes], fds: list[tuple[int, ...]]) -> WorkerPool:
+        """Have the workers serve splits from here on. This engine is closed then; its workers are not.
+
+        Args:
+            messages: For each worker, what its lanes are.
+            fds: For each worker, the descriptors that go with it.
+        """
+        seconds = self._config.start_timeout
+        deadline = deadline_after(seconds)
+        self._settle("split", deadline)
+        self._command(Opcode.SPLIT, "split", self._pool.workers, messages, deadline, fds=fds)
+        self._collect("split", deadline, seconds)
+        self._finalizer.detach()
+        self.state, self._gone = EngineState.CLOSED, True
+        return self._pool
 
     def _close(self, grace: float | None) -> None:
         self._pool.stop(grace)

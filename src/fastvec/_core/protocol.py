@@ -12,6 +12,9 @@ A worker's life::
     ...
     Opcode.CLOSE          ── block ────▶     close environments, end
 
+After Opcode.SPLIT each lane of the worker has a block and a channel of its own, where all goes on in this
+way; Opcode.CLOSE, and the bell for commands, stay where they were. See :mod:`fastvec._core.lanes`.
+
 Where a worker is recycled, its successor does all this beside it. From Opcode.RETIRE on the old one
 leaves its environments as their episodes end, and by Opcode.ADOPT the new one goes on with them.
 
@@ -29,6 +32,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fastvec._core.config import AutoresetMode
 from fastvec._core.infos import InfoSchema
+from fastvec._core.layout import BatchLayout
 from fastvec._core.options import ResetOptions
 from fastvec._core.structure import EnvDescription
 
@@ -38,6 +42,7 @@ __all__ = [
     "Adapter",
     "AdoptRequest",
     "CallRequest",
+    "LaneInit",
     "Opcode",
     "ResetRequest",
     "Status",
@@ -61,6 +66,7 @@ class Opcode(IntEnum):
     CLOSE = 5
     RETIRE = 6  # a list of rows follows on the channel
     ADOPT = 7
+    SPLIT = 8  # a list of LaneInit follows on the channel, with descriptors
 
 
 class Status(IntEnum):
@@ -141,6 +147,20 @@ class WorkerInit:
     usable_cpus: int
     shared: int
     payload: bytes | WorkerPayload = field(repr=False)
+
+
+class LaneInit(NamedTuple):
+    """What a worker needs to know of one lane. The block's descriptor comes with it, and that of its channel.
+
+    Attributes:
+        rows: The lane's environments among the worker's.
+        env_ids: Their rows in the split's block.
+        layout: Of that block.
+    """
+
+    rows: range
+    env_ids: range
+    layout: BatchLayout
 
 
 class ResetRequest(NamedTuple):

@@ -161,6 +161,7 @@ class Replies:
             WorkerLost: One has died without.
         """
         for worker in self.missing.values():
+            worker.relieve()
             if worker.process.poll() is not None:
                 # Its last reply may have come between the two looks.
                 if worker.has_replied(0):

@@ -20,12 +20,13 @@ class AutomaticOptions:
         env_ids: The environments.
 
     Attributes:
+        rule: As given.
         last: The options of each environment's last reset by command.
         counts: How many automatic ones there were since.
     """
 
     def __init__(self, rule: ResetOptions, env_ids: range) -> None:
-        self._rule, self._env_ids = rule, env_ids
+        self.rule, self._env_ids = rule, env_ids
         self.last: list[Any] = [None] * len(env_ids)
         self.counts = [0] * len(env_ids)
 
@@ -40,10 +41,10 @@ class AutomaticOptions:
             row: Which one.
             count: Whether it is one that its user will see.
         """
-        if self._rule is None:
+        if self.rule is None:
             return {}
-        if callable(self._rule):
-            options = self._rule(self._env_ids[row], self.counts[row] + 1)
+        if callable(self.rule):
+            options = self.rule(self._env_ids[row], self.counts[row] + 1)
             if options is not None and not isinstance(options, Mapping):
                 raise EnvError(f"reset_options must return a mapping or None, got {options!r}")
         else:

@@ -239,6 +239,13 @@ class BatchReader:
         self._remember(arrays)
         return ResetResult(build(self._tree, iter(arrays)), infos)
 
+    def follow(self, other: BatchReader, env_ids: Sequence[int]) -> None:
+        """Go on where another reader has been, with some of its environments."""
+        places = {env_id: place for place, env_id in enumerate(env_ids)}
+        self._objects = {
+            (leaf, places[env_id]): value for (leaf, env_id), value in other._objects.items() if env_id in places
+        }
+
     def learn(self, slot: int, news: StepNews) -> None:
         """Take note of the schemas that the news of a slot announce, which these and later news are read with."""
         if news.schemas:

@@ -87,7 +87,7 @@ class EnvRunner:
         # The rows that the next step resets, in NEXT_STEP mode.
         self._ended: set[int] = set()
         self._env_ids = env_ids
-        self._tree = description.observation
+        self._description, self._tree = description, description.observation
         self._freeze = freeze
         rows = slice(env_ids.start, env_ids.stop)
         self._rewards = views.rewards[rows].data

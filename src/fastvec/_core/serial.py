@@ -47,7 +47,7 @@ class SerialEngine(Engine):
             raise
         layout = BatchLayout.of(self.description, self.num_envs, 0)
         views = BatchViews(layout, np.zeros(layout.nbytes, np.uint8))
-        self._runner = EnvRunner(
+        runner = EnvRunner(
             self.envs,
             env_ids,
             self.description,
@@ -59,8 +59,19 @@ class SerialEngine(Engine):
             reset_options=config.reset_options,
             autoreset_mode=config.autoreset_mode,
         )
-        self._batch = BatchReader(self.description, views, [env_ids], lambda frozen: frozen, copy=config.copy)
+        self._run(runner, views)
+
+    def _run(self, runner: EnvRunner, views: BatchViews) -> None:
+        """Take up a runner and its arrays."""
+        self.envs, self._runner, self._views = runner.envs, runner, views
+        env_ids = range(self.num_envs)
+        self._batch = BatchReader(self.description, views, [env_ids], lambda frozen: frozen, copy=self._config.copy)
         self._request: Any = None
+
+    def hand_over(self) -> None:
+        """Leave all environments to splits; this engine is closed then, and they are not."""
+        self._runner.envs = []
+        self.state, self._gone = EngineState.CLOSED, True
 
     def _start_reset(self, reset: Reset, deadline: float | None) -> None:
         rows = [row for row in range(self.num_envs) if reset.mask is None or reset.mask[row]]

@@ -20,15 +20,15 @@ from __future__ import annotations
 
 import logging
 from abc import ABC
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from fastvec._core.channel import deadline_after
 from fastvec._core.config import AutoresetMode, EngineConfig
 from fastvec._core.crew import Crew
 from fastvec._core.engine import EngineState
 from fastvec._core.handle import WorkerHandle
-from fastvec._core.protocol import NO_NEWS, Adapter, AdoptRequest, Opcode, ResetRequest, StepNews
+from fastvec._core.pool import WorkerPool
+from fastvec._core.protocol import NO_NEWS, AdoptRequest, Opcode, ResetRequest, StepNews
 from fastvec._core.recycling import Recycling
 from fastvec._core.restarts import Restart, Restarts
 from fastvec.errors import WorkerDiedError, WorkerTimeoutError
@@ -43,12 +43,11 @@ class Succession(Crew, ABC):
 
     Args:
         config: Validated options.
-        env_fns: One factory an environment.
-        adapter: What the face adds.
+        pool: The workers; this engine ends them.
     """
 
-    def __init__(self, config: EngineConfig, env_fns: Sequence[Callable[[], Any]], adapter: Adapter) -> None:
-        super().__init__(config, env_fns, adapter)
+    def __init__(self, config: EngineConfig, pool: WorkerPool) -> None:
+        super().__init__(config, pool)
         self._restarts = Restarts(config)
         # Workers in the place of lost ones, until a step has told of them.
         self._untold: dict[int, Restart] = {}

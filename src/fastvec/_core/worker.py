@@ -22,6 +22,7 @@ import numpy as np
 
 from fastvec._core.building import build_envs, close_envs
 from fastvec._core.channel import Channel, Gone
+from fastvec._core.dividing import IDLE_SLICE, Part, divide, serve_lanes
 from fastvec._core.failures import EnvFailure, RemoteFailure
 from fastvec._core.layout import BatchLayout, BatchViews
 from fastvec._core.lineage import die_with, lead_group
@@ -33,6 +34,7 @@ from fastvec._core.protocol import (
     Adapter,
     AdoptRequest,
     CallRequest,
+    LaneInit,
     Opcode,
     ResetRequest,
     Status,
@@ -49,9 +51,6 @@ from fastvec._core.sync import Bell, ChannelBell, SemaphoreBell, spin
 
 __all__ = ["run_worker", "worker_main"]
 
-#: How long an idle worker sleeps at a stretch before it looks whether its parent still lives.
-_IDLE_SLICE = 1.0
-
 #: Seconds. Where the last command came as soon as this, a worker looks for the next one for twice that time before it
 #: sleeps, which saves the parent a wake-up. A learner takes longer to choose actions and needs the CPU for it.
 _SHORT_GAP = 200e-6
@@ -62,7 +61,9 @@ _COMMANDS = {
     Opcode.RESET: "reset",
     Opcode.RETIRE: "moving to another worker",
     Opcode.ADOPT: "moving from another worker",
+    Opcode.SPLIT: "split",
 }
+_STEP = Opcode.STEP.value
 
 
 def run_worker(sock: socket.socket, init: WorkerInit | None = None) -> None:
@@ -112,9 +113,7 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
         channel.send(dumps_home((description, notes)))
         layout: BatchLayout
         layout, description, with_semaphores = pickle.loads(channel.receive())
-        block = SharedBlock(channel.take_fds()[0], layout.nbytes)
-        views = BatchViews(layout, block.buffer)
-        block.close()
+        views = _mapped(layout, channel.take_fds()[0])
     except EnvFailure as failure:
         close_envs(envs)
         channel.send(dumps_home(RemoteFailure.of(failure, init.worker, os.getpid())))
@@ -164,32 +163,42 @@ class _Server:
     ) -> None:
         self._channel, self._runner, self._views, self._init = channel, runner, views, init
         self._command_bell, self._reply_bells = command_bell, reply_bells
-        self._command = views.commands[init.slot].data
+        self.command = views.commands[init.slot].data
         self._reply = views.replies[init.slot].data
         self._mailbox = views.mailbox[init.slot].data
         self._rows = slice(init.env_ids.start, init.env_ids.stop)
         # To know who else is at work.
         self._sent, self._done = views.commands[:, 0], views.replies[:, 0]
         self._may_spin = init.usable_cpus - 1  # with one left to the parent
+        self.sequence = 0  # of the last command
+        self._lanes: list[_Server] = []
         self._gap = 1.0  # seconds between the last reply and the command that followed it
 
     def serve(self) -> None:
-        command, step, runner, views = self._command, Opcode.STEP.value, self._runner, self._views
-        sequence = 0
-        while True:
-            self._await_command(sequence)
-            sequence, opcode, code = command[0], command[1], command[2]
-            if opcode == step:
-                # A copy, as environments may keep the action that they were given.
-                actions = views.actions(code)[self._rows].copy()
-                self._answer(sequence, runner.step, actions)
-            elif opcode == Opcode.CLOSE:
-                self._close()
+        while not self._lanes:
+            self._await_command(self.sequence)
+            if not self.obey():
                 return
-            else:
-                self._answer(sequence, self._handle, opcode, self._channel.receive())
+        serve_lanes(self, self._lanes, self._command_bell, self._channel)
+        for lane in self._lanes:
+            lane.close()
 
-    def _close(self) -> None:
+    def obey(self) -> bool:
+        """Do what the command row says and reply; False where that is the end."""
+        command = self.command
+        self.sequence, opcode, code = command[0], command[1], command[2]
+        if opcode == _STEP:
+            # A copy, as environments may keep the action that they were given.
+            actions = self._views.actions(code)[self._rows].copy()
+            self._answer(self.sequence, self._runner.step, actions)
+        elif opcode == Opcode.CLOSE:
+            self.close()
+            return False
+        else:
+            self._answer(self.sequence, self._handle, opcode, self._channel.receive())
+        return True
+
+    def close(self) -> None:
         """Nobody waits for the reply: what goes wrong is shown where the environments' own output goes."""
         try:
             self._runner.close()
@@ -200,9 +209,9 @@ class _Server:
     def _await_command(self, last: int) -> None:
         started = time.perf_counter()
         if self._gap < _SHORT_GAP and np.count_nonzero(self._sent != self._done) < self._may_spin:
-            spin([(self._command, last + 1)], started + 2 * self._gap)
+            spin([(self.command, last + 1)], started + 2 * self._gap)
         # By the number, too: a ring alone might be a stray one.
-        while not (self._command_bell.wait(_IDLE_SLICE) and self._command[0] != last):
+        while not (self._command_bell.wait(IDLE_SLICE) and self.command[0] != last):
             if self._channel.at_end():
                 raise Gone
         self._gap = time.perf_counter() - started
@@ -220,10 +229,33 @@ class _Server:
         if command is Opcode.RESET:
             reset: ResetRequest = arguments
             return self._runner.reset(*reset)
+        if command is Opcode.SPLIT:
+            return self._divide(arguments)
         if command is Opcode.RETIRE:
             return self._runner.retire(arguments)
         adoption: AdoptRequest = arguments
         return self._runner.adopt(*adoption)
+
+    def _divide(self, inits: list[LaneInit]) -> None:
+        """Give every environment to a lane."""
+        fds = self._channel.take_fds()
+        channels = [Channel(socket.socket(fileno=fd)) for fd in fds[len(inits) :]]
+        views = [_mapped(lane.layout, fd) for lane, fd in zip(inits, fds, strict=False)]
+        slot, with_semaphores = self._init.slot, isinstance(self._command_bell, SemaphoreBell)
+        parts = [
+            Part(lane.rows, lane.env_ids, its, its.replies[slot, 3:4].data)
+            for lane, its in zip(inits, views, strict=True)
+        ]
+        for part, channel in zip(parts, channels, strict=True):
+            init = dataclasses.replace(self._init, env_ids=part.env_ids)
+            runner = divide(self._runner, self._views, part)
+            reply_bells: list[Bell] = (
+                [SemaphoreBell(part.views.bells[slot, 1]), SemaphoreBell(part.views.doorbell)]
+                if with_semaphores
+                else [ChannelBell(channel)]
+            )
+            self._lanes.append(_Server(channel, runner, part.views, init, self._command_bell, reply_bells))
+        self._runner.envs = []
 
     def _answer(self, sequence: int, function: Callable[..., Any], *args: Any) -> None:
         status = Status.DONE
@@ -265,6 +297,14 @@ def _picklable(results: list[Any], request: CallRequest, env_ids: range) -> byte
                     TypeError(f"the result, a {type(result).__name__}, cannot be sent to the parent process: {error}"),
                 ) from error
         raise
+
+
+def _mapped(layout: BatchLayout, fd: int) -> BatchViews:
+    """The arrays of a block, whose descriptor is closed."""
+    block = SharedBlock(fd, layout.nbytes)
+    views = BatchViews(layout, block.buffer)
+    block.close()
+    return views
 
 
 @contextlib.contextmanager
