@@ -10,6 +10,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fastvec._core.engine import Engine
 from fastvec._core.splits import split_engine
 
@@ -86,11 +89,23 @@ class SplitsVecEnv(_Splits):
 class SplitsVectorEnv(_Splits):
     """For Gymnasium's ``VectorEnv``."""
 
-    _ended: Any
-    metadata: dict[str, Any]
+    _own_ended: NDArray[np.bool_]
+
+    @property
+    def _ended(self) -> NDArray[np.bool_]:
+        """Whose episode has ended and waits for its reset; of a whole its splits know."""
+        for split in self.splits:
+            self._own_ended[list(split.env_ids or ())] = split._own_ended
+        return self._own_ended
+
+    @_ended.setter
+    def _ended(self, ended: NDArray[np.bool_]) -> None:
+        self._own_ended = ended
+        for split in self.splits:
+            split._own_ended = ended[list(split.env_ids or ())]
 
     def _narrow(self, env_ids: Sequence[int]) -> None:
-        self._ended = self._ended[list(env_ids)]
+        self._own_ended = self._own_ended[list(env_ids)]
         self._describe()
 
     @abstractmethod

@@ -198,7 +198,7 @@ class SharedMemVectorEnv(SplitsVectorEnv, VectorEnv[Any, Any, Any]):
         arguments = [{"seed": one, "options": options} for one in seeds_of(seed, self.num_envs, self._seeding)]
         seed_actions(seed, self.num_envs, self._seeding, self.action_space, self.single_action_space)
         self._engine.send_reset(arguments, mask)
-        self._ended[slice(None) if mask is None else mask] = False
+        self._ended = self._ended & (False if mask is None else ~mask)
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """Finish the reset.
