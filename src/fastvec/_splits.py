@@ -27,7 +27,7 @@ class _Splits:
 
     Attributes:
         num_envs: Number of environments.
-        env_ids: Of a split: its environments, as the whole numbers them. Of a whole: all of them.
+        env_ids: Of a split: its environments, as the whole numbers them. Else None.
         splits: What :meth:`split` has returned; empty before.
     """
 

@@ -46,8 +46,19 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from fastvec._core.options import EngineOptions
+    from fastvec._sb3_pipelined import PipelinedPPO
 
-__all__ = ["SharedMemVecEnv"]
+__all__ = ["PipelinedPPO", "SharedMemVecEnv"]
+
+
+def __getattr__(name: str) -> Any:
+    """The learner, imported once it is asked for: who only steps environments does without its package."""
+    if name == "PipelinedPPO":
+        from fastvec import _sb3_pipelined
+
+        return _sb3_pipelined.PipelinedPPO
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 _TERMINATED, _TRUNCATED = StepFlag.TERMINATED.value, StepFlag.TRUNCATED.value
 _TRUNCATED_IS_NUMPY = StepFlag.TRUNCATED_IS_NUMPY.value
