@@ -13,6 +13,7 @@ where "A steps" is what is queued at the workers: each has the one half's step a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -158,7 +159,7 @@ class PipelinedPPO(PPO):
         second: _Half,
     ) -> bool:
         # The names of these variables are those of SB3's: callbacks read them.
-        n_steps = 0
+        n_steps, whole = 0, _Whole((first, second), self.device)
         if self.use_sde:
             first.draw_noise(self.policy)
             second.draw_noise(self.policy)
@@ -170,10 +171,8 @@ class PipelinedPPO(PPO):
             if n_steps + 1 < n_rollout_steps:
                 said_to_first = self._act(first, n_steps + 1)
             received.append(second.receive())
-            new_obs, rewards, dones, infos = (_merged(parts, first, second) for parts in zip(*received, strict=True))
-            actions, clipped_actions, values, log_probs = (
-                _merged(parts, first, second) for parts in zip(*said, strict=True)
-            )
+            new_obs, rewards, dones, infos = map(whole.of, zip(*received, strict=True))
+            actions, clipped_actions, values, log_probs = map(whole.of, zip(*said, strict=True))
             obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
             self.num_timesteps += env.num_envs
             callback.update_locals(locals())
@@ -226,20 +225,22 @@ def _halves_of(env: VecEnv, observations: Any) -> tuple[_Half, _Half]:
     return first, second
 
 
-def _merged(parts: Sequence[Any], *halves: _Half) -> Any:
-    """What there is of each half, arrays, tensors, lists or dicts of them, in the order of all environments."""
-    one = parts[0]
-    if isinstance(one, dict):
-        return {key: _merged([part[key] for part in parts], *halves) for key in one}
-    count = sum(len(half.ids) for half in halves)
-    whole: Any
-    if isinstance(one, list):
-        whole = [None] * count
-        for half, part in zip(halves, parts, strict=True):
-            for index, info in zip(half.ids, part, strict=True):
-                whole[index] = info
-        return whole
-    whole = (torch.empty if isinstance(one, torch.Tensor) else np.empty)((count, *one.shape[1:]), dtype=one.dtype)
-    for half, part in zip(halves, parts, strict=True):
-        whole[half.ids] = part
-    return whole
+class _Whole:
+    """Puts together what there is of each half, in the order of all environments."""
+
+    def __init__(self, halves: Sequence[_Half], device: torch.device) -> None:
+        self._order = np.argsort(np.concatenate([half.ids for half in halves]))
+        self._places = self._order.tolist()
+        self._tensor_order = torch.from_numpy(self._order).to(device)
+
+    def of(self, parts: Sequence[Any]) -> Any:
+        """Arrays, tensors, lists, or dicts of them."""
+        one = parts[0]
+        if isinstance(one, dict):
+            return {key: self.of([part[key] for part in parts]) for key in one}
+        if isinstance(one, list):
+            flat = list(itertools.chain(*parts))
+            return [flat[place] for place in self._places]
+        if isinstance(one, torch.Tensor):
+            return torch.cat(list(parts))[self._tensor_order]
+        return np.concatenate(parts)[self._order]
