@@ -13,8 +13,9 @@ where "A steps" is what is queued at the workers: each has the one half's step a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,9 +70,13 @@ class _Half:
             noise = policy.action_dist
             assert isinstance(noise, StateDependentNoiseDistribution)
             noise.exploration_mat, noise.exploration_matrices = self._noise
-        with torch.no_grad():
-            chosen, values, log_probs = policy(obs_as_tensor(self.observations, device))
+        observations = obs_as_tensor(self.observations, device)
+        with torch.no_grad(), _unchecked_distributions():
+            chosen, values, log_probs = policy(observations)
         actions = clipped = chosen.cpu().numpy()
+        if not np.isfinite(actions).all():
+            with torch.no_grad():
+                policy(observations)  # raises, and says why
         if isinstance(action_space, spaces.Box):
             if policy.squash_output:
                 clipped = policy.unscale_action(actions)
@@ -95,6 +100,17 @@ class _Half:
         if self.venv.waiting:
             self.venv._engine.drop()
             self.venv.waiting = False
+
+
+@contextlib.contextmanager
+def _unchecked_distributions() -> Iterator[None]:
+    """Do without the checks of PyTorch's distributions, a third of what a small policy costs (110 of 310 us)."""
+    checks = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(checks)
 
 
 class _Said(NamedTuple):

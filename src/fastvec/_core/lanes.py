@@ -25,7 +25,6 @@ import dataclasses
 import itertools
 import socket
 import time
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -41,10 +40,9 @@ from fastvec._core.sync import SemaphoreBell
 from fastvec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fastvec._core.engine import Engine
     from fastvec._core.processes import ProcessEngine
 
-__all__ = ["Family", "LaneHandle", "LanePool", "divided", "make_lanes"]
+__all__ = ["LaneHandle", "LanePool", "check_divisible", "divided", "make_lanes"]
 
 #: A message of so many bytes fits into a channel that is empty, whatever its worker does.
 _SURELY_FITS = 1 << 14
@@ -116,26 +114,6 @@ class LaneHandle(WorkerHandle):
 
     def _siblings(self) -> list[LaneHandle]:
         return [lane for lane in self._trunk.lanes if lane is not self and isinstance(lane, LaneHandle)]
-
-
-class Family:
-    """The splits of one engine, which live and fail together.
-
-    Attributes:
-        why_broken: What has ended all of them; empty as long as nothing has.
-    """
-
-    def __init__(self) -> None:
-        self.why_broken = ""
-        self._members: list[weakref.ref[Engine]] = []
-
-    def add(self, member: Engine) -> None:
-        """One more."""
-        self._members.append(weakref.ref(member))
-
-    def members(self) -> list[Engine]:
-        """Those that exist."""
-        return [member for member in (ref() for ref in self._members) if member is not None]
 
 
 class LanePool(WorkerPool):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from fastvec._core.config import EngineConfig
 from fastvec._core.dividing import Part, divide
 from fastvec._core.engine import PENDING, Engine, EngineState
 from fastvec._core.joined import JoinedEngine
-from fastvec._core.lanes import Family, LanePool, check_divisible, divided, make_lanes
+from fastvec._core.lanes import LanePool, check_divisible, divided, make_lanes
 from fastvec._core.layout import BatchViews
 from fastvec._core.processes import ProcessEngine
 from fastvec._core.results import BatchReader
@@ -26,6 +27,19 @@ from fastvec._core.serial import SerialEngine
 from fastvec.errors import CallError, ConfigError, EnvError
 
 __all__ = ["ProcessSplit", "SerialSplit", "Sibling", "split_engine"]
+
+
+class _Family:
+    """The splits of one engine.
+
+    Attributes:
+        members: All of them.
+        why_broken: What has ended them; empty as long as nothing has.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[weakref.ref[Sibling]] = []
+        self.why_broken = ""
 
 
 class Sibling(Engine):
@@ -36,12 +50,12 @@ class Sibling(Engine):
     """
 
     env_ids: list[int]
-    _family: Family
+    _family: _Family
     _number: int
 
-    def _enter(self, family: Family, number: int, env_ids: Sequence[int]) -> None:
+    def _enter(self, family: _Family, number: int, env_ids: Sequence[int]) -> None:
         self._family, self._number, self.env_ids = family, number, list(env_ids)
-        family.add(self)
+        family.members.append(weakref.ref(self))
 
     def close(self, grace: float | None = None) -> None:
         """See :meth:`Engine.close`; workers end when the last split is closed."""
@@ -61,15 +75,13 @@ class Sibling(Engine):
         return super()._finish_pending(timeout)
 
     def _look_at_siblings(self) -> None:
-        for one in self._family.members():
-            if one.state is EngineState.BROKEN and isinstance(one, Sibling) and not self._family.why_broken:
-                self._family.why_broken = f"split {one._number} has ended them all: {one._why_broken}"
-        if self._family.why_broken and self.state not in (
-            EngineState.BROKEN,
-            EngineState.CLOSED,
-            EngineState.FOREIGN,
-        ):
-            self.state, self._why_broken = EngineState.BROKEN, self._family.why_broken
+        family = self._family
+        for member in family.members:
+            one = member()
+            if one is not None and one.state is EngineState.BROKEN and not family.why_broken:
+                family.why_broken = f"split {one._number} has ended them all: {one._why_broken}"
+        if family.why_broken and (self.state is EngineState.IDLE or self.state in PENDING):
+            self.state, self._why_broken = EngineState.BROKEN, family.why_broken
 
 
 class ProcessSplit(Sibling, ProcessEngine):
@@ -89,7 +101,7 @@ class ProcessSplit(Sibling, ProcessEngine):
         config: EngineConfig,
         pool: LanePool,
         batch: BatchReader,
-        family: Family,
+        family: _Family,
         number: int,
         env_ids: Sequence[int],
     ) -> None:
@@ -118,7 +130,7 @@ class SerialSplit(Sibling, SerialEngine):
         number: Which of them it is.
     """
 
-    def __init__(self, whole: SerialEngine, rows: range, family: Family, number: int) -> None:
+    def __init__(self, whole: SerialEngine, rows: range, family: _Family, number: int) -> None:
         Engine.__init__(self, dataclasses.replace(whole._config, num_envs=len(rows)))
         self.description = whole.description
         self._enter(family, number, rows)
@@ -161,7 +173,7 @@ def split_engine(engine: Engine, parts: int) -> tuple[JoinedEngine, list[Sibling
 
 
 def _process_splits(engine: ProcessEngine, parts: int) -> list[ProcessSplit]:
-    config, pool, family = engine._config, engine._pool, Family()
+    config, pool, family = engine._config, engine._pool, _Family()
     for option, given in (("on_failure='restart'", config.restart), ("the recycling of workers", config.recycles)):
         if given:
             raise ConfigError(
@@ -181,7 +193,7 @@ def _process_splits(engine: ProcessEngine, parts: int) -> list[ProcessSplit]:
 
 def _serial_splits(engine: SerialEngine, parts: int) -> list[SerialSplit]:
     check_divisible([range(engine.num_envs)], parts)
-    family = Family()
+    family = _Family()
     shares = divided(range(engine.num_envs), parts)
     splits = [SerialSplit(engine, share, family, number) for number, share in enumerate(shares)]
     engine.hand_over()
