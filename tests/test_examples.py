@@ -38,6 +38,15 @@ CASES = {
             r"\d+ steps a second",
         ],
     ),
+    "pipelined_ppo.py": (
+        ["--timesteps", "512", "--n-envs", "8", "--rollouts", "2"],
+        [
+            r"8 environments on [1-4] workers",
+            r"PPO           \d+ steps a second",
+            r"PipelinedPPO  \d+ steps a second",
+            r"PipelinedPPO, with the updates: 512 steps, mean return (-?\d+\.\d|nan)",
+        ],
+    ),
     "custom_environment.py": (
         ["--timesteps", "512"],
         [

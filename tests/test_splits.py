@@ -286,8 +286,11 @@ def test_any_interleaving_of_splits_is_right(monkeypatch, semaphores):
     venv.close()
 
 
-def test_large_replies_and_messages_of_both_halves_do_not_block_each_other():
+@pytest.mark.parametrize("semaphores", [True, False])
+def test_large_replies_and_messages_of_both_halves_do_not_block_each_other(monkeypatch, semaphores):
     """Infos of a megabyte in both, received in the other order, and a large message to one while the other is stuck."""
+    if not semaphores:
+        monkeypatch.setattr("fastvec._core.pool.semaphores_work", lambda: False)
     with SharedMemVecEnv(counting(4, None, BigInfoEnv), num_workers=2, start_method="fork") as venv:
         venv.reset()
         first, second = venv.split()

@@ -49,6 +49,8 @@ class WorkerHandle:
         self.lanes: list[WorkerHandle] = []
         # The payload of the last reply, for who is interrupted before he has put it in its place.
         self._taken, self._taken_sequence = b"", -1
+        # The last reply whose ring has been taken: where rings are messages, the next message is none.
+        self._rung = -1
         self.command_bell: Bell
         self.reply_bell: Bell
         self.reply: memoryview
@@ -132,10 +134,13 @@ class WorkerHandle:
         Raises:
             Gone: The worker has died, where that is seen in waiting.
         """
-        if self._taken_sequence == self.sequence:
+        if self._rung == self.sequence:
             return True
         # A ring may be left over from before: see ring_was_lost.
-        return self.reply_bell.wait(timeout) and self.reply[0] == self.sequence
+        if not (self.reply_bell.wait(timeout) and self.reply[0] == self.sequence):
+            return False
+        self._rung = self.sequence
+        return True
 
     def ring_was_lost(self) -> bool:
         """Whether the reply is there but its ring has been taken, by a wait that an interrupt then ended."""
@@ -144,6 +149,7 @@ class WorkerHandle:
         # Far more often the worker was only interrupted between its reply and its ring. Should the ring come after
         # all, has_replied() will know it by the number of the next reply.
         self.reply_bell.wait(_RING_PATIENCE)
+        self._rung = self.sequence
         return True
 
     def take_reply(self, deadline: float | None = None) -> tuple[int, bytes]:

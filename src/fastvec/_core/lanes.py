@@ -100,7 +100,7 @@ class LaneHandle(WorkerHandle):
         """
         if self._taken_sequence == self.sequence:
             return
-        while not (self.has_replied(_LOOK) or self.reply[0] == self.sequence):
+        while not (self.has_replied(_LOOK) or self.ring_was_lost()):
             if self.process.poll() is not None:
                 raise Gone
             if deadline is not None and time.monotonic() >= deadline:
