@@ -7,7 +7,6 @@ returns as :class:`~fastvec._core.protocol.StepNews`. It knows of no process and
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,21 +17,13 @@ from fastvec._core.config import AutoresetMode
 from fastvec._core.failures import EnvFailure
 from fastvec._core.infos import Freeze, InfoWriter
 from fastvec._core.layout import BatchViews, StepFlag
-from fastvec._core.moving import (
-    Parcel,
-    generators_to_come,
-    global_generators,
-    restore_global_generators,
-    take_along,
-    take_over,
-)
 from fastvec._core.nans import NanGuard
 from fastvec._core.observations import ObservationWriter
 from fastvec._core.options import ResetOptions
-from fastvec._core.pickles import dumps
 from fastvec._core.protocol import NO_NEWS, CallRequest, StepNews
 from fastvec._core.reset_options import AutomaticOptions
 from fastvec._core.returns import parts_of_reset, wrong_step
+from fastvec._core.roster import Roster
 from fastvec._core.structure import EnvDescription, leaves, lookup
 from fastvec.errors import InfoError, ObservationError, RewardError
 
@@ -77,15 +68,8 @@ class EnvRunner:
     ) -> None:
         self.envs = envs
         self._at = at
-        # What each step steps: without those that another worker steps yet, or already.
-        self._stepped: list[tuple[int, Any]] = [] if succeeds else list(enumerate(envs))
-        self._retiring = False
-        # Those that the next step leaves out.
-        self._held: set[int] = set()
         self._mode = autoreset_mode
         self._options = AutomaticOptions(reset_options, env_ids)
-        # The rows that the next step resets, in NEXT_STEP mode.
-        self._ended: set[int] = set()
         self._env_ids = env_ids
         self._tree = description.observation
         self._freeze = freeze
@@ -100,6 +84,7 @@ class EnvRunner:
         self._nans = (
             NanGuard(env_ids, list(leaves(self._tree)), observations, views.rewards[rows]) if check_nan else None
         )
+        self._roster = Roster(envs, env_ids, self._options, self._nans, succeeds=succeeds)
 
     def reset(
         self,
@@ -109,6 +94,7 @@ class EnvRunner:
         held: bool = False,
     ) -> StepNews:
         """Reset some environments, each with its keyword arguments; see :class:`ResetRequest`."""
+        roster = self._roster
         reset_infos: dict[int, Any] = {}
         for index, (row, keywords) in enumerate(zip(rows, arguments, strict=True)):
             self._at[0] = row + 1
@@ -123,14 +109,13 @@ class EnvRunner:
                 self._write(row, self._take_reset(row, self.envs[row].reset(**keywords), reset_infos))
                 if self._nans is not None:
                     self._nans.after_reset(row, keywords)
-            self._ended.discard(row)
+            roster.ended.discard(row)
         if anew is not None and self._mode is AutoresetMode.NEXT_STEP:
-            self._ended.update(rows)
+            roster.ended.update(rows)
         if held:
-            self._held.update(rows)
-            self._set_stepped({row for row, _ in self._stepped}.difference(rows))
-        elif self._held:
-            self._release(self._held.intersection(rows))
+            roster.hold(rows)
+        elif roster.held:
+            roster.release(roster.held.intersection(rows))
         return self._news("reset", NO_NEWS._replace(reset_infos=reset_infos))
 
     def step(self, actions: Sequence[Any]) -> StepNews:
@@ -139,7 +124,8 @@ class EnvRunner:
         Args:
             actions: One a row, which the environments may keep.
         """
-        ended, same_step = self._ended, self._mode is AutoresetMode.SAME_STEP
+        roster = self._roster
+        ended, same_step = roster.ended, self._mode is AutoresetMode.SAME_STEP
         rests: dict[int, Any] = {}
         reset_infos: dict[int, Any] = {}
         finals: dict[int, Any] = {}
@@ -149,7 +135,7 @@ class EnvRunner:
         row = 0
         env: Any
         try:
-            for row, env in self._stepped:
+            for row, env in roster.stepped:
                 at[0] = row + 1
                 if ended and row in ended:
                     rest = self._reset_late(row, env)
@@ -182,7 +168,7 @@ class EnvRunner:
                             nans.before_reset(row, lookup(observation, self._tree, "observation"), actions[row])
                         if self._keep_final(row, observation, finals):
                             flag |= _FINAL_IN_BLOCK
-                        if self._retiring:
+                        if roster.retiring:
                             flags[row] = flag
                             self._observations.forget(row)
                             left.append(row)
@@ -199,9 +185,9 @@ class EnvRunner:
                     nans.complain(row, actions[row])
         except BaseException as error:
             raise EnvFailure(self._env_ids[row], "step", error) from error
-        if self._held:
-            self._release(set(self._held))
-        return self._news("step", StepNews([], rests, reset_infos, finals, {}, self._leave(left) if left else {}))
+        if roster.held:
+            roster.release(roster.held)
+        return self._news("step", StepNews([], rests, reset_infos, finals, {}, roster.leave(left) if left else {}))
 
     def retire(self, rows: Iterable[int]) -> StepNews:
         """Leave some environments at once, and those that wait for a reset; from now on reset none whose episode ends.
@@ -209,8 +195,8 @@ class EnvRunner:
         Args:
             rows: To be left at once.
         """
-        self._retiring = True
-        return self._news("retire", NO_NEWS._replace(left=self._leave(sorted({*rows, *self._ended}))))
+        self._roster.retiring = True
+        return self._news("retire", NO_NEWS._replace(left=self._roster.leave(sorted({*rows, *self._roster.ended}))))
 
     def adopt(self, left: Mapping[int, bytes], at_once: bool) -> StepNews:
         """Go on with environments that another runner has left; see :class:`AdoptRequest`."""
@@ -218,49 +204,13 @@ class EnvRunner:
         for row, parcel in left.items():
             self._at[0] = row + 1
             with blame(self._env_ids[row], "reset"):
-                env = self.envs[row]
-                self._unpack(row, env, pickle.loads(parcel))
+                self._roster.unpack(row, parcel)
                 if at_once:
-                    self._write(row, self._take_reset(row, self._reset_again(row, env), reset_infos))
+                    self._write(row, self._take_reset(row, self._reset_again(row, self.envs[row]), reset_infos))
                     if self._nans is not None:
                         self._nans.check_first(row)
-        self._set_stepped({row for row, _ in self._stepped} | left.keys())
+        self._roster.take(left)
         return self._news("reset", NO_NEWS._replace(reset_infos=reset_infos))
-
-    def _leave(self, rows: Iterable[int]) -> dict[int, bytes]:
-        """Step some environments no more; what their successors need."""
-        rows = list(rows)
-        is_first = len(self._stepped) == len(self.envs)
-        self._set_stepped({row for row, _ in self._stepped}.difference(rows))
-        generators = global_generators() if not self._stepped else generators_to_come() if is_first else None
-        left = {}
-        for row in rows:
-            with blame(self._env_ids[row], "moving to another worker"):
-                seed = None if self._nans is None else self._nans.seeds[row]
-                options, resets, ended = self._options.last[row], self._options.counts[row], row in self._ended
-                left[row] = dumps(Parcel(take_along(self.envs[row]), generators, options, resets, ended, seed))
-            generators = None
-            self._ended.discard(row)
-        return left
-
-    def _unpack(self, row: int, env: Any, parcel: Parcel) -> None:
-        take_over(env, parcel.attributes)
-        if parcel.generators is not None:
-            restore_global_generators(parcel.generators)
-        self._options.set(row, parcel.options, parcel.resets)
-        if parcel.ended:
-            self._ended.add(row)
-        if self._nans is not None:
-            self._nans.seeds[row] = parcel.seed
-
-    def _release(self, rows: set[int]) -> None:
-        self._held -= rows
-        self._set_stepped({row for row, _ in self._stepped} | rows)
-
-    def _set_stepped(self, rows: Iterable[int]) -> None:
-        self._stepped = [(row, self.envs[row]) for row in sorted(rows)]
-        if self._nans is not None:
-            self._nans.watch(rows)
 
     def call(self, request: CallRequest) -> list[Any]:
         """``function(env, *args, **kwargs)`` of some environments, in order."""
@@ -294,7 +244,7 @@ class EnvRunner:
     def _reset_late(self, row: int, env: Any) -> Any:
         """A step that resets: no reward, no flags, and the info of the reset in the place of the step's."""
         observation, info = parts_of_reset(self._reset_again(row, env))
-        self._ended.discard(row)
+        self._roster.ended.discard(row)
         self._rewards[row] = 0
         self._flags[row] = 0
         rest = self._infos.write(row, info)
