@@ -24,7 +24,7 @@ FLOORS = [
     "_core.channel _core.shm _core.sharing _core.sync _core.lineage _core.stacks _core.pickles _core.failures "
     "_core.output _core.protocol",
     # inside one process, or one process
-    "_core.building _core.moving _core.returns _core.roster _core.surroundings _core.runner _core.worker "
+    "_core.building _core.moving _core.returns _core.riders _core.roster _core.surroundings _core.runner _core.worker "
     "_core.factories _core.launch _core.forkserver",
     # the parent
     "_core.handle _core.replies _core.restarts _core.recycling _core.starter _core.pool _core.results _core.engine "

@@ -59,6 +59,10 @@ class GymnasiumAdapter:
         """Environments are used as they are."""
         return env
 
+    def look_up(self, env: Any, name: str) -> Any:
+        """The attribute of the outermost wrapper that has it."""
+        return env.get_wrapper_attr(name)
+
     def describe(self, envs: list[Any], env_ids: range) -> EnvDescription:
         """What some environments declare.
 

@@ -90,6 +90,8 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         preload: Modules to import once in the fork server, besides those that the factories refer to.
         unsafe_casts: Cast observations into integer spaces even where that changes their values.
         check_nan: Raise a :class:`~fastvec.errors.NanError` where an environment returns NaN or infinity.
+        with_step: Names of methods without arguments and of attributes whose values come with each step, so that
+            ``call()`` costs no round trip for them.
         reset_options: Options of automatic resets: ``"keep"`` for the last given ones, or a function ``(env, number)``.
 
     Raises:
@@ -116,6 +118,7 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         *,
         in_series: int | None = None,
         start_method: str | None = None,
+        with_step: Sequence[str] = (),
         seeding: Seeding = "sequential",
         **engine_options: Unpack[EngineOptions],
     ) -> None:
@@ -138,6 +141,7 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
             max_workers=max_concurrency,
             autoreset_mode=EngineMode(self.autoreset_mode.value),
             copy=copy,
+            with_step=with_step,
         )
         self.num_envs, self.num_workers = resolved.num_envs, resolved.num_workers
         self.start_method = resolved.start_method
@@ -257,6 +261,11 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """What a method of each environment returns, or the values of an attribute."""
+        batches.check_idle(self._engine.state, "call_async")
+        if not (args or kwargs):
+            known = self._engine.came_along([f"{name}()", name], range(self.num_envs))
+            if known:
+                return tuple(known)
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
 

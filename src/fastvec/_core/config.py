@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fastvec._core.checks import all_of, check_arguments, check_count, check_flag, check_seconds
+from fastvec._core.checks import all_of, check_arguments, check_count, check_flag, check_names, check_seconds
 from fastvec._core.options import CpuAffinity, ResetOptions, WorkerEnv
 from fastvec._core.placement import resolve_cpus
 from fastvec._core.start_method import resolve_start_method
@@ -65,6 +65,7 @@ class EngineConfig:
         unsafe_casts: Whether observations may lose their fraction or wrap around on their way into an integer space.
         check_nan: Whether rewards and observations are searched for NaN and infinity.
         reset_options: The options of automatic resets: none, those of the last explicit one, or what a function says.
+        with_step: Methods and attributes of the environments whose values come with each step.
         autoreset_mode: When an environment is reset whose episode has ended.
         copy: Whether observations are handed out as copies, or as the arrays that the next command overwrites.
     """
@@ -93,6 +94,7 @@ class EngineConfig:
     check_nan: bool = False
     reset_options: ResetOptions = None
     workers_spin: bool = False
+    with_step: tuple[str, ...] = ()
     autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP
     copy: bool = True
 
@@ -125,6 +127,7 @@ class EngineConfig:
         unsafe_casts: bool = False,
         check_nan: bool = False,
         reset_options: ResetOptions = None,
+        with_step: Sequence[str] = (),
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         copy: bool = True,
     ) -> EngineConfig:
@@ -165,6 +168,7 @@ class EngineConfig:
             raise ConfigError(f"worker_output must be 'inherit' or 'prefix', got {worker_output!r}")
         if isinstance(preload, str) or not all_of(preload, str):
             raise ConfigError(f"preload must be a sequence of module names, got {preload!r}")
+        check_names("with_step", with_step)
         cpus, learner_cpus = resolve_cpus(topology, workers, cpu_affinity, pin_learner, threads_per_worker or 1)
         return cls(
             num_envs=num_envs,
@@ -191,6 +195,7 @@ class EngineConfig:
             unsafe_casts=unsafe_casts,
             check_nan=check_nan,
             reset_options=reset_options,
+            with_step=tuple(dict.fromkeys(with_step)),
             autoreset_mode=autoreset_mode,
             copy=copy,
         )

@@ -7,6 +7,7 @@ whom, and what becomes of the replies. Who takes the place of whom it leaves to 
 
 from __future__ import annotations
 
+import functools
 import pickle
 import weakref
 from collections.abc import Callable, Sequence
@@ -83,6 +84,8 @@ class ProcessEngine(Succession):
             if not restart.env_ids:
                 del self._untold[index]
         cut_off = [env_id for restart in self._untold.values() for env_id in restart.env_ids]
+        if self._config.with_step and len(self._chosen) == self.num_envs:
+            self._riders = functools.partial(self._batch.riders, self._news)
         result: ResetResult = self._read(self._batch.reset, self._news, cut_off)
         return result
 
@@ -109,6 +112,9 @@ class ProcessEngine(Succession):
                 rows = [env_id - worker.env_ids.start for env_id in restart.env_ids]
                 news[worker.slot] = news[worker.slot].and_then(restart.news.of(rows))
         result: StepResult = self._read(self._batch.step, news, cut_off, with_finals)
+        # Of environments that have been replaced not what belongs to a reset that is not shown.
+        if self._config.with_step and not cut_off:
+            self._riders = functools.partial(self._batch.riders, news)
         self._untold.clear()
         self._restarts.count_ends(result.flags)
         if self._config.recycles:

@@ -79,6 +79,9 @@ class Adapter(Protocol):
     def prepare(self, env: Any) -> Any:
         """The environment to use in place of the one that a factory returned."""
 
+    def look_up(self, env: Any, name: str) -> Any:
+        """An attribute of the outermost wrapper that has it; raises AttributeError where none does."""
+
     def describe(self, envs: list[Any], env_ids: range) -> EnvDescription:
         """What these environments declare; raises SpaceMismatchError where they disagree."""
 
@@ -116,6 +119,7 @@ class WorkerInit:
         unsafe_casts: See EngineConfig.
         check_nan: See EngineConfig.
         autoreset_mode: See EngineConfig.
+        with_step: See EngineConfig.
         prefix_output: See EngineConfig.
         spins: Whether to look for the next command for a moment before sleeping.
         shared: How many descriptors of shared arrays come with it, after all others.
@@ -137,6 +141,7 @@ class WorkerInit:
     unsafe_casts: bool
     check_nan: bool
     autoreset_mode: AutoresetMode
+    with_step: tuple[str, ...]
     prefix_output: bool
     spins: bool
     shared: int
@@ -195,6 +200,8 @@ class StepNews(NamedTuple):
         finals: Frozen last observations by row, where the block does not hold them exactly.
         objects: Frozen values of the leaves that travel as pickles, by (leaf, row).
         left: By row, the environments that this worker steps no more, with what their successors need; pickled.
+        riders: What rides along, by row: what the block does not hold of it, frozen as ``rests`` are.
+        rider_schemas: Schemas of what rides along that appear for the first time.
     """
 
     schemas: list[InfoSchema]
@@ -203,6 +210,8 @@ class StepNews(NamedTuple):
     finals: dict[int, Any]
     objects: dict[tuple[int, int], Any]
     left: dict[int, bytes]
+    riders: dict[int, Any]
+    rider_schemas: list[InfoSchema]
 
     def of(self, rows: Collection[int]) -> StepNews:
         """What the news of a reset say of some rows."""
@@ -220,8 +229,10 @@ class StepNews(NamedTuple):
             self.finals | later.finals,
             self.objects | later.objects,
             self.left | later.left,
+            self.riders | later.riders,
+            self.rider_schemas + later.rider_schemas,
         )
 
 
 #: The news of an ordinary step: none. Compared by identity.
-NO_NEWS = StepNews([], {}, {}, {}, {}, {})
+NO_NEWS = StepNews([], {}, {}, {}, {}, {}, {}, [])

@@ -23,6 +23,7 @@ from fastvec._core.options import ResetOptions
 from fastvec._core.protocol import NO_NEWS, CallRequest, StepNews
 from fastvec._core.reset_options import AutomaticOptions
 from fastvec._core.returns import parts_of_reset, wrong_step
+from fastvec._core.riders import LookUp, RiderWriter
 from fastvec._core.roster import Roster
 from fastvec._core.structure import EnvDescription, leaves, lookup
 from fastvec.errors import InfoError, ObservationError, RewardError
@@ -48,6 +49,8 @@ class EnvRunner:
         check_nan: Whether to look for NaN and infinity.
         reset_options: With which options to reset an environment whose episode has ended.
         autoreset_mode: When to.
+        with_step: Methods and attributes whose values ride along with each step and reset.
+        look_up: Finds them.
         succeeds: Whether it begins without environments to step, and :meth:`adopt` gives it some.
     """
 
@@ -64,6 +67,8 @@ class EnvRunner:
         check_nan: bool = False,
         reset_options: ResetOptions = None,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
+        with_step: Sequence[str] = (),
+        look_up: LookUp = getattr,
         succeeds: bool = False,
     ) -> None:
         self.envs = envs
@@ -84,6 +89,10 @@ class EnvRunner:
         self._nans = (
             NanGuard(env_ids, list(leaves(self._tree)), observations, views.rewards[rows]) if check_nan else None
         )
+        self._riders: RiderWriter | None = None
+        if with_step:
+            codes, cells = views.rider_codes[rows], views.rider_cells[rows]
+            self._riders = RiderWriter(with_step, look_up, env_ids, codes, cells, freeze, at)
         self._roster = Roster(envs, env_ids, self._options, self._nans, succeeds=succeeds)
 
     def reset(
@@ -116,7 +125,7 @@ class EnvRunner:
             roster.hold(rows)
         elif roster.held:
             roster.release(roster.held.intersection(rows))
-        return self._news("reset", NO_NEWS._replace(reset_infos=reset_infos))
+        return self._news("reset", NO_NEWS._replace(reset_infos=reset_infos), [(row, self.envs[row]) for row in rows])
 
     def step(self, actions: Sequence[Any]) -> StepNews:
         """Step every environment with its action, and reset those whose episode ends, now or at the next step.
@@ -187,7 +196,8 @@ class EnvRunner:
             raise EnvFailure(self._env_ids[row], "step", error) from error
         if roster.held:
             roster.release(roster.held)
-        return self._news("step", StepNews([], rests, reset_infos, finals, {}, roster.leave(left) if left else {}))
+        parcels = roster.leave(left) if left else {}
+        return self._news("step", StepNews([], rests, reset_infos, finals, {}, parcels, {}, []), roster.stepped)
 
     def retire(self, rows: Iterable[int]) -> StepNews:
         """Leave some environments at once, and those that wait for a reset; from now on reset none whose episode ends.
@@ -210,7 +220,8 @@ class EnvRunner:
                     if self._nans is not None:
                         self._nans.check_first(row)
         self._roster.take(left)
-        return self._news("reset", NO_NEWS._replace(reset_infos=reset_infos))
+        envs = [(row, self.envs[row]) for row in left] if at_once else []
+        return self._news("reset", NO_NEWS._replace(reset_infos=reset_infos), envs)
 
     def call(self, request: CallRequest) -> list[Any]:
         """``function(env, *args, **kwargs)`` of some environments, in order."""
@@ -269,8 +280,17 @@ class EnvRunner:
         finals[row] = self._frozen(observation, "the final observation", ObservationError)
         return False
 
-    def _news(self, command: str, said: StepNews) -> StepNews:
-        """What is to be said of a command: besides what its caller knows, new schemas and the leaves without arrays."""
+    def _news(self, command: str, said: StepNews, envs: Iterable[tuple[int, Any]] = ()) -> StepNews:
+        """What is to be said of a command: besides what its caller knows, new schemas and the leaves without arrays.
+
+        Args:
+            command: Which one.
+            said: What its caller knows.
+            envs: By row, the environments whose observations it has written: what rides along is taken of them.
+        """
+        if self._riders is not None:
+            riders, rider_schemas = self._riders.take(envs)
+            said = said._replace(riders=riders, rider_schemas=rider_schemas)
         objects = self._observations.objects
         schemas = self._infos.take_new()
         if not (objects or schemas or any(said)):

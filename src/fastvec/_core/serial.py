@@ -19,6 +19,7 @@ from fastvec._core.failures import EnvFailure, RemoteFailure
 from fastvec._core.layout import BatchLayout, BatchViews
 from fastvec._core.protocol import Adapter, CallRequest, StepNews
 from fastvec._core.results import BatchReader, ResetResult, StepResult
+from fastvec._core.riders import check_riders
 from fastvec._core.runner import EnvRunner
 
 __all__ = ["SerialEngine"]
@@ -36,16 +37,19 @@ class SerialEngine(Engine):
     def __init__(self, config: EngineConfig, env_fns: Sequence[Callable[[], Any]], adapter: Adapter) -> None:
         super().__init__(config)
         env_ids = range(self.num_envs)
+        self.envs: list[Any] = []
         try:
             self.envs = build_envs(env_fns, env_ids, adapter)
+            check_riders(self.envs, env_ids, config.with_step, adapter.look_up)
         except EnvFailure as failure:
+            close_envs(self.envs)
             raise _own(failure) from failure.error.__cause__
         try:
             self.description = adapter.describe(self.envs, env_ids)
         except BaseException:
             close_envs(self.envs)
             raise
-        layout = BatchLayout.of(self.description, self.num_envs, 0)
+        layout = BatchLayout.of(self.description, self.num_envs, 0, has_riders=bool(config.with_step))
         views = BatchViews(layout, np.zeros(layout.nbytes, np.uint8))
         self._runner = EnvRunner(
             self.envs,
@@ -58,6 +62,8 @@ class SerialEngine(Engine):
             check_nan=config.check_nan,
             reset_options=config.reset_options,
             autoreset_mode=config.autoreset_mode,
+            with_step=config.with_step,
+            look_up=adapter.look_up,
         )
         self._batch = BatchReader(self.description, views, [env_ids], lambda frozen: frozen, copy=config.copy)
         self._request: Any = None
@@ -69,6 +75,8 @@ class SerialEngine(Engine):
     def _finish_reset(self, deadline: float | None, seconds: float | None) -> ResetResult:
         news = self._guarded(self._runner.reset, *self._request)
         self._batch.learn(0, news)
+        if self._config.with_step and len(self._request[0]) == self.num_envs:
+            self._riders = lambda: copy.deepcopy(self._batch.riders([news]))
         return self._batch.reset([news])
 
     def _start_step(self, array: Any, code: int, objects: list[Any], deadline: float | None) -> None:
@@ -78,6 +86,8 @@ class SerialEngine(Engine):
     def _finish_step(self, deadline: float | None, seconds: float | None) -> StepResult:
         news = self._guarded(self._runner.step, self._request)
         self._batch.learn(0, news)
+        if self._config.with_step:
+            self._riders = lambda: copy.deepcopy(self._batch.riders([news]))
         return self._batch.step([news])
 
     def _start_call(self, call: Call) -> None:

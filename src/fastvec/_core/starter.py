@@ -161,6 +161,7 @@ class Starter:
             unsafe_casts=config.unsafe_casts,
             check_nan=config.check_nan,
             autoreset_mode=config.autoreset_mode,
+            with_step=config.with_step,
             prefix_output=config.prefix_output,
             spins=config.workers_spin,
             shared=len(self._shared[index]),

@@ -37,6 +37,7 @@ from fastvec._core.protocol import (
     WorkerInit,
     WorkerPayload,
 )
+from fastvec._core.riders import check_riders
 from fastvec._core.runner import EnvRunner
 from fastvec._core.sharing import received
 from fastvec._core.shm import SharedBlock
@@ -106,6 +107,7 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
         with _blaming_set_up("constructor"):
             adapter.set_up(later=init.later)
         envs = build_envs(env_fns, init.env_ids, adapter)
+        check_riders(envs, init.env_ids, init.with_step, adapter.look_up)
         description = _described(envs, init, adapter)
         channel.send(dumps_home((description, notes)))
         layout: BatchLayout
@@ -131,6 +133,8 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
         check_nan=init.check_nan,
         reset_options=reset_options,
         autoreset_mode=init.autoreset_mode,
+        with_step=init.with_step,
+        look_up=adapter.look_up,
         succeeds=init.succeeds,
     )
     # Long-lived objects of big libraries would be walked at every full collection.
