@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium import Space, logger
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_differing_spaces, batch_space
+from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from fastvec import _env_access
@@ -165,13 +165,10 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         """Set what ``VectorEnv`` promises to have."""
         self.single_observation_space, self.single_action_space = cloudpickle.loads(self._engine.description.spaces)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        if isinstance(self.observation_mode, tuple):
-            self.observation_space = self.observation_mode[0]
-        elif self.observation_mode == "different":
+        spaces = [self.single_observation_space] * self.num_envs
+        if self.observation_mode == "different":
             spaces = self._call("observation_space", _env_access.get_attr, "observation_space")
-            self.observation_space = batch_differing_spaces(spaces)
-        else:
-            self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.observation_space = batches.batched_space(self.observation_mode, spaces)
         ((self.metadata, self.render_mode),) = self._engine.call("metadata", _env_access.rendering, env_ids=[0])
         self.metadata["autoreset_mode"] = self.autoreset_mode
 
@@ -262,10 +259,9 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """What a method of each environment returns, or the values of an attribute."""
         batches.check_idle(self._engine.state, "call_async")
-        if not (args or kwargs):
-            known = self._engine.came_along([f"{name}()", name], range(self.num_envs))
-            if known:
-                return tuple(known)
+        known = None if args or kwargs else self._engine.came_along([f"{name}()", name], range(self.num_envs))
+        if known is not None:
+            return tuple(known)
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
 
@@ -297,15 +293,11 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
             values: A list or tuple has a value for each environment; anything else is the value of all.
         """
         batches.check_idle(self._engine.state, "set_attr")
-        if not isinstance(values, (list, tuple)):
-            self._call("set_attr", _env_access.set_wrapper_attr, name, values)
-        elif len(values) != self.num_envs:
-            raise ConfigError(
-                f"set_attr({name!r}, ...) got a {type(values).__name__} of {len(values)} values for {self.num_envs} "
-                "environments: a list or tuple must have one for each"
-            )
+        if isinstance(values, (list, tuple)):
+            each = batches.one_each(name, values, self.num_envs)
+            self._call("set_attr", _env_access.set_wrapper_attr, name, each=each)
         else:
-            self._call("set_attr", _env_access.set_wrapper_attr, name, each=[(value,) for value in values])
+            self._call("set_attr", _env_access.set_wrapper_attr, name, values)
 
     def render(self) -> tuple[Any, ...]:
         """What each environment renders."""
