@@ -72,8 +72,8 @@ def one_each(name: str, values: Sequence[Any], num_envs: int) -> list[tuple[Any]
     """The values of an attribute that ``set_attr`` was given, one for each environment."""
     if len(values) != num_envs:
         raise ConfigError(
-            f"set_attr({name!r}, ...) got a {type(values).__name__} of {len(values)} values for {num_envs} environments: "
-            "a list or tuple must have one for each"
+            f"set_attr({name!r}, ...) got a {type(values).__name__} of {len(values)} values for {num_envs} "
+            "environments: a list or tuple must have one for each"
         )
     return [(value,) for value in values]
 

@@ -90,8 +90,7 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         preload: Modules to import once in the fork server, besides those that the factories refer to.
         unsafe_casts: Cast observations into integer spaces even where that changes their values.
         check_nan: Raise a :class:`~fastvec.errors.NanError` where an environment returns NaN or infinity.
-        with_step: Names of methods without arguments and of attributes whose values come with each step, so that
-            ``call()`` costs no round trip for them.
+        with_step: Methods without arguments, and attributes, whose values come with each step: ``call()`` is then free.
         reset_options: Options of automatic resets: ``"keep"`` for the last given ones, or a function ``(env, number)``.
 
     Raises:
@@ -260,10 +259,10 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         """What a method of each environment returns, or the values of an attribute."""
         batches.check_idle(self._engine.state, "call_async")
         known = None if args or kwargs else self._engine.came_along([f"{name}()", name], range(self.num_envs))
-        if known is not None:
-            return tuple(known)
-        self.call_async(name, *args, **kwargs)
-        return self.call_wait()
+        if known is None:
+            self.call_async(name, *args, **kwargs)
+            return self.call_wait()
+        return tuple(known)
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Start a :meth:`call`."""
