@@ -22,7 +22,7 @@ FLOORS = [
     "_core.structure _core.layout _core.infos _core.observations _core.actions _core.nans _core.reset_options",
     # one thing of the operating system each, and what is said over it
     "_core.channel _core.shm _core.sharing _core.sync _core.lineage _core.stacks _core.pickles _core.failures "
-    "_core.output _core.protocol",
+    "_core.output _core.bulk _core.protocol",
     # inside one process, or one process
     "_core.building _core.moving _core.returns _core.riders _core.roster _core.surroundings _core.runner _core.worker "
     "_core.factories _core.launch _core.forkserver",

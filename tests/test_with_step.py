@@ -241,8 +241,8 @@ def test_what_a_method_raises_is_raised_by_the_step(engine_of, workers):
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        (["masks"], "with_step names 'masks', and env 0 has no such method or attribute once it is built"),
-        (["shift"], r"env 0 is called as shift\(by\): name a method without arguments"),
+        (["masks"], "with_step names 'masks', and env [01] has no such method or attribute once it is built"),
+        (["shift"], r"env [01] is called as shift\(by\): name a method without arguments"),
         ("mask", "with_step must be a sequence of names such as"),
         (["mask", 3], "with_step must be a sequence of names such as"),
         (["step"], "with_step must name methods and attributes to be read after each step, got 'step'"),

@@ -70,6 +70,7 @@ class Crew(Engine, ABC):
         messages: list[bytes] | None,
         deadline: float | None,
         code: int = 0,
+        fds: tuple[int, ...] = (),
     ) -> None:
         """Command some workers, whose replies are missing from here on; the caller then sets the state."""
         # An interrupt in the midst of this would leave some workers with a command and some without.
@@ -85,7 +86,7 @@ class Crew(Engine, ABC):
         for worker, message in zip(workers, messages, strict=True):
             try:
                 worker.command(opcode)
-                worker.channel.send(message, deadline=deadline, sentinel=worker.process.sentinel)
+                worker.channel.send(message, fds=fds, deadline=deadline, sentinel=worker.process.sentinel)
             except Gone:
                 self._lose(worker, death_of(worker, name))
             except TimeoutError:

@@ -13,12 +13,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fastvec._core.bulk import close_all, pack
 from fastvec._core.channel import deadline_after
 from fastvec._core.config import AutoresetMode, EngineConfig
 from fastvec._core.engine import Call, CallOutcome, EngineState, Reset
 from fastvec._core.handle import WorkerHandle
 from fastvec._core.lineage import close_in_children
-from fastvec._core.protocol import Adapter, CallRequest, Opcode, ResetRequest, Status
+from fastvec._core.protocol import Adapter, CallMessage, Opcode, ResetRequest, Status
 from fastvec._core.replies import WorkerLost
 from fastvec._core.results import ResetResult, StepResult
 from fastvec._core.succession import Succession
@@ -134,15 +135,19 @@ class ProcessEngine(Succession):
         for place, env_id in enumerate(call.env_ids):
             places.setdefault(self._owners[env_id], []).append(place)
         # Pickled before anything is sent, so that arguments which cannot be leave no worker waiting.
-        messages = []
+        owns = []
         for worker, its in places.items():
             rows = [call.env_ids[place] - worker.env_ids.start for place in its]
-            each = None if call.each is None else [call.each[place] for place in its]
-            messages.append(self._dumps(CallRequest(call.name, call.function, call.args, call.kwargs, rows, each)))
-        self._places = {worker.slot: its for worker, its in places.items()}
-        self._called = call.name
-        self._outcome = CallOutcome([None] * len(call.env_ids), None)
-        self._command(Opcode.CALL, call.name, list(places), messages, None)
+            owns.append(self._dumps((rows, None if call.each is None else [call.each[place] for place in its])))
+        common, fds = pack((call.name, call.function, call.args, call.kwargs), self._dumps)
+        try:
+            messages = [pickle.dumps(CallMessage(common, own), pickle.HIGHEST_PROTOCOL) for own in owns]
+            self._places = {worker.slot: its for worker, its in places.items()}
+            self._called = call.name
+            self._outcome = CallOutcome([None] * len(call.env_ids), None)
+            self._command(Opcode.CALL, call.name, list(places), messages, None, fds=fds)
+        finally:
+            close_all(fds)
 
     def _finish_call(self, deadline: float | None, seconds: float | None) -> CallOutcome:
         if self._lost:  # in taking the command

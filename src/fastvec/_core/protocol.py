@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
+from fastvec._core.bulk import Bulk
 from fastvec._core.config import AutoresetMode
 from fastvec._core.infos import InfoSchema
 from fastvec._core.options import ResetOptions
@@ -37,6 +38,7 @@ __all__ = [
     "REPLY_NUMBER",
     "Adapter",
     "AdoptRequest",
+    "CallMessage",
     "CallRequest",
     "Opcode",
     "ResetRequest",
@@ -176,6 +178,18 @@ class CallRequest(NamedTuple):
     kwargs: dict[str, Any]
     rows: list[int]
     each: list[tuple[Any, ...]] | None = None
+
+
+class CallMessage(NamedTuple):
+    """A :class:`CallRequest` on its way.
+
+    Attributes:
+        common: Its name, function, args and kwargs, which all workers get.
+        own: Its rows and each, pickled.
+    """
+
+    common: Bulk
+    own: bytes
 
 
 class AdoptRequest(NamedTuple):

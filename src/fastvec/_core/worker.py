@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fastvec._core.building import build_envs, close_envs
+from fastvec._core.bulk import unpack
 from fastvec._core.channel import Channel, Gone
 from fastvec._core.failures import EnvFailure, RemoteFailure
 from fastvec._core.layout import BatchLayout, BatchViews
@@ -205,8 +206,10 @@ class _Server:
 
     def _handle(self, opcode: int, message: bytes) -> Any:
         if opcode == Opcode.CALL:
+            fds = self._channel.take_fds()
             with _blaming_set_up("call"):
-                request: CallRequest = pickle.loads(message)
+                common, own = pickle.loads(message)
+                request = CallRequest(*unpack(common, fds), *pickle.loads(own))
             return _picklable(self._runner.call(request), request, self._init.env_ids)
         command = Opcode(opcode)
         with _blaming_set_up(_COMMANDS[command]):
