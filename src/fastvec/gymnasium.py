@@ -59,10 +59,9 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
 
     Args:
         env_fns: One function an environment, which makes it. They run in the workers only.
-        shared_memory: Without effect: what can travel in shared memory always does.
+        shared_memory, daemon: Without effect: shared memory is always used, and workers never outlive this process.
         copy: False hands out the observations as the very arrays that the next call overwrites.
         context: Another name of ``start_method``.
-        daemon: Without effect: workers may start processes, and never outlive this one.
         worker: Must be None: workers here serve several environments and have no pipe.
         observation_mode: ``"same"`` wants equal spaces, ``"different"`` equal shapes; ``(batched, single)`` names them.
         autoreset_mode: When an environment is reset whose episode has ended: an ``AutoresetMode`` or its value.
@@ -92,6 +91,7 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         check_nan: Raise a :class:`~fastvec.errors.NanError` where an environment returns NaN or infinity.
         with_step: Methods without arguments, and attributes, whose values come with each step: ``call()`` is then free.
         reset_options: Options of automatic resets: ``"keep"`` for the last given ones, or a function ``(env, number)``.
+        spare_resets: Environments a worker beside, reset ahead, that take the places of those whose episodes end.
 
     Raises:
         ConfigError: An option is wrong.
@@ -294,9 +294,9 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
         batches.check_idle(self._engine.state, "set_attr")
         if isinstance(values, (list, tuple)):
             each = batches.one_each(name, values, self.num_envs)
-            self._call("set_attr", _env_access.set_wrapper_attr, name, each=each)
+            self._call("set_attr", _env_access.set_wrapper_attr, name, each=each, lasting=True)
         else:
-            self._call("set_attr", _env_access.set_wrapper_attr, name, values)
+            self._call("set_attr", _env_access.set_wrapper_attr, name, values, lasting=True)
 
     def render(self) -> tuple[Any, ...]:
         """What each environment renders."""

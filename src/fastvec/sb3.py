@@ -94,6 +94,7 @@ class SharedMemVecEnv(VecEnv):
         unsafe_casts: Cast observations into integer spaces even where that changes their values.
         check_nan: Raise a :class:`~fastvec.errors.NanError` where an environment returns NaN or infinity.
         reset_options: Options of automatic resets: ``"keep"`` for the last given ones, or a function ``(env, number)``.
+        spare_resets: Environments a worker beside, reset ahead, that take the places of those whose episodes end.
         with_step: Names of methods without arguments and of attributes whose values come with each step, so that asking
             for them costs no round trip: ``["action_masks"]`` for ``MaskablePPO``.
         allow_space_differences: Accept environments whose spaces agree in structure, shapes and dtypes only.
@@ -286,7 +287,8 @@ class SharedMemVecEnv(VecEnv):
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute to one value, as it is: where it exists, looked up through the wrappers, else outermost."""
-        self._call("set_attr", _env_access.set_attr, attr_name, value, indices=indices)
+        env_ids = self._env_ids(indices)
+        self._engine.call("set_attr", _env_access.set_attr, attr_name, value, env_ids=env_ids, lasting=True)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any

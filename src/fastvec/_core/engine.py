@@ -37,7 +37,7 @@ from fastvec._core.channel import deadline_after
 from fastvec._core.config import EngineConfig
 from fastvec._core.results import ResetResult, StepResult
 from fastvec._core.structure import EnvDescription
-from fastvec.errors import BrokenError, CallError, ClosedError
+from fastvec.errors import BrokenError, CallError, ClosedError, ConfigError
 
 __all__ = ["PENDING", "Call", "CallOutcome", "Engine", "EngineState", "Reset"]
 
@@ -74,6 +74,7 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
     env_ids: list[int]
     each: list[tuple[Any, ...]] | None
+    lasting: bool = False
 
 
 class CallOutcome(NamedTuple):
@@ -161,21 +162,34 @@ class Engine(ABC):
         env_ids: Iterable[int],
         kwargs: Mapping[str, Any] | None = None,
         each: list[tuple[Any, ...]] | None = None,
+        lasting: bool = False,
     ) -> list[Any]:
-        """``function(env, *args, *each[i], **kwargs)`` for some environments, in the order of ``env_ids``."""
+        """``function(env, *args, *each[i], **kwargs)`` for some environments, in the order of ``env_ids``.
+
+        With ``lasting`` it holds for their indices, whichever objects serve them later; then it has to be all of them.
+        """
         self._check_usable(name)
+        if lasting and self._config.spare_resets:
+            self._check_lasting(name, env_ids, each)
         before = self.state
         if before is EngineState.CALLING:
             self._check_idle(before)
         if before is not EngineState.IDLE:
             self._finish_pending(None)
         self._riders = None
-        self._start_call(Call(name, function, args, dict(kwargs or {}), list(env_ids), each))
+        self._start_call(Call(name, function, args, dict(kwargs or {}), list(env_ids), each, lasting))
         self.state = before
         results, failure = self._finish_call(None, None)
         if failure is not None:
             raise failure
         return results
+
+    def _check_lasting(self, name: str, env_ids: Iterable[int], each: list[tuple[Any, ...]] | None) -> None:
+        if each is not None or set(env_ids) != set(range(self.num_envs)):
+            raise ConfigError(
+                f"with spare_resets={self._config.spare_resets} {name} must give all environments the same value: "
+                "which object serves an index changes with each episode. To tell them apart leave the option out"
+            )
 
     def came_along(self, keys: Sequence[str], env_ids: Sequence[int]) -> list[Any] | None:
         """What came with the last step or reset, and nothing has changed since; None where it takes a call to know.

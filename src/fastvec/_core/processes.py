@@ -138,7 +138,8 @@ class ProcessEngine(Succession):
         owns = []
         for worker, its in places.items():
             rows = [call.env_ids[place] - worker.env_ids.start for place in its]
-            owns.append(self._dumps((rows, None if call.each is None else [call.each[place] for place in its])))
+            each = None if call.each is None else [call.each[place] for place in its]
+            owns.append(self._dumps((rows, each, call.lasting)))
         common, fds = pack((call.name, call.function, call.args, call.kwargs), self._dumps)
         try:
             messages = [pickle.dumps(CallMessage(common, own), pickle.HIGHEST_PROTOCOL) for own in owns]

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
@@ -81,6 +82,12 @@ class Adapter(Protocol):
     def prepare(self, env: Any) -> Any:
         """The environment to use in place of the one that a factory returned."""
 
+    def building_spares(self) -> AbstractContextManager[list[Any]]:
+        """A context for factories that are called once more; in it, a list to put their environments in."""
+
+    def hand_over(self, ended: Any, ready: Any) -> None:
+        """Leave with an index what belongs to it, as a spare environment takes the place of one that has ended."""
+
     def look_up(self, env: Any, name: str) -> Any:
         """An attribute of the outermost wrapper that has it; raises AttributeError where none does."""
 
@@ -122,6 +129,7 @@ class WorkerInit:
         check_nan: See EngineConfig.
         autoreset_mode: See EngineConfig.
         with_step: See EngineConfig.
+        spare_resets: See EngineConfig.
         prefix_output: See EngineConfig.
         spins: Whether to look for the next command for a moment before sleeping.
         shared: How many descriptors of shared arrays come with it, after all others.
@@ -144,6 +152,7 @@ class WorkerInit:
     check_nan: bool
     autoreset_mode: AutoresetMode
     with_step: tuple[str, ...]
+    spare_resets: int
     prefix_output: bool
     spins: bool
     shared: int
@@ -170,6 +179,7 @@ class CallRequest(NamedTuple):
 
     Attributes:
         each: Further positional arguments, a tuple an environment; None for none.
+        lasting: Whether it is to be done to spare environments too.
     """
 
     name: str
@@ -178,6 +188,7 @@ class CallRequest(NamedTuple):
     kwargs: dict[str, Any]
     rows: list[int]
     each: list[tuple[Any, ...]] | None = None
+    lasting: bool = False
 
 
 class CallMessage(NamedTuple):
@@ -185,7 +196,7 @@ class CallMessage(NamedTuple):
 
     Attributes:
         common: Its name, function, args and kwargs, which all workers get.
-        own: Its rows and each, pickled.
+        own: What follows in it, pickled.
     """
 
     common: Bulk

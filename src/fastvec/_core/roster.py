@@ -92,6 +92,11 @@ class Roster:
         if self._nans is not None:
             self._nans.seeds[row] = parcel.seed
 
+    def exchange(self, row: int, env: Any) -> None:
+        """From now on have another environment in a row that is stepped."""
+        self.envs[row] = env
+        self._set_stepped({row for row, _ in self.stepped})
+
     def take(self, rows: Iterable[int]) -> None:
         """Step some more environments from now on."""
         self._set_stepped({row for row, _ in self.stepped}.union(rows))

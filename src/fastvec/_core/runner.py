@@ -7,7 +7,7 @@ returns as :class:`~fastvec._core.protocol.StepNews`. It knows of no process and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from fastvec._core.reset_options import AutomaticOptions
 from fastvec._core.returns import parts_of_reset, wrong_step
 from fastvec._core.riders import LookUp, RiderWriter
 from fastvec._core.roster import Roster
+from fastvec._core.spares import Spares
 from fastvec._core.structure import EnvDescription, leaves, lookup
 from fastvec.errors import InfoError, ObservationError, RewardError
 
@@ -33,6 +34,10 @@ __all__ = ["EnvRunner"]
 # As plain integers: arithmetic of enum members would cost a microsecond an environment.
 _TERMINATED, _TRUNCATED = StepFlag.TERMINATED.value, StepFlag.TRUNCATED.value
 _TRUNCATED_IS_NUMPY, _FINAL_IN_BLOCK = StepFlag.TRUNCATED_IS_NUMPY.value, StepFlag.FINAL_IN_BLOCK.value
+
+
+def _nothing(ended: Any, ready: Any) -> None:
+    pass
 
 
 class EnvRunner:
@@ -51,6 +56,8 @@ class EnvRunner:
         autoreset_mode: When to.
         with_step: Methods and attributes whose values ride along with each step and reset.
         look_up: Finds them.
+        spares: Environments beside, which it also owns and closes, or none.
+        hand_over: See :class:`~fastvec._core.spares.Spares`.
         succeeds: Whether it begins without environments to step, and :meth:`adopt` gives it some.
     """
 
@@ -69,6 +76,8 @@ class EnvRunner:
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         with_step: Sequence[str] = (),
         look_up: LookUp = getattr,
+        spares: Sequence[Any] = (),
+        hand_over: Callable[[Any, Any], None] = _nothing,
         succeeds: bool = False,
     ) -> None:
         self.envs = envs
@@ -89,6 +98,7 @@ class EnvRunner:
         self._nans = (
             NanGuard(env_ids, list(leaves(self._tree)), observations, views.rewards[rows]) if check_nan else None
         )
+        self.spares = Spares(spares, len(envs), hand_over, at) if spares else None
         self._riders: RiderWriter | None = None
         if with_step:
             codes, cells = views.rider_codes[rows], views.rider_cells[rows]
@@ -125,6 +135,8 @@ class EnvRunner:
             roster.hold(rows)
         elif roster.held:
             roster.release(roster.held.intersection(rows))
+        if self.spares is not None:
+            self.spares.rows_were_reset(rows, arguments)
         return self._news("reset", NO_NEWS._replace(reset_infos=reset_infos), [(row, self.envs[row]) for row in rows])
 
     def step(self, actions: Sequence[Any]) -> StepNews:
@@ -231,26 +243,42 @@ class EnvRunner:
             self._at[0] = row + 1
             with blame(self._env_ids[row], request.name):
                 results.append(request.function(self.envs[row], *request.args, *more, **request.kwargs))
+        if request.lasting and self.spares is not None:
+            for spare in self.spares.change():
+                with blame(self._env_ids[spare.row], request.name):
+                    request.function(spare.env, *request.args, **request.kwargs)
         return results
 
     def close(self) -> None:
         """Close every environment, also where an earlier one fails to; then raise the first failure."""
         failure: EnvFailure | None = None
-        for index, env in zip(self._env_ids, self.envs, strict=True):
+        spares = [(self._env_ids[spare.row], spare.env) for spare in self.spares or ()]
+        for index, env in [*zip(self._env_ids, self.envs, strict=True), *spares]:
             try:
                 with blame(index, "close"):
                     env.close()
             except EnvFailure as error:
                 failure = failure or error
-        self.envs = []
+        self.envs, self.spares = [], None
         if failure is not None:
             raise failure
 
     def _reset_again(self, row: int, env: Any) -> Any:
         """Reset an environment whose episode has ended."""
+        if self.spares is not None:
+            return self._replace(row, env, self.spares)
         if self._nans is not None:
             self._nans.begins_anew(row)
         return env.reset(**self._options.next(row))
+
+    def _replace(self, row: int, env: Any, spares: Spares) -> Any:
+        """Have a spare environment in the place of one whose episode has ended; what its reset has returned."""
+        spare = spares.take_turn(env, row, (None, 0) if self._nans is None else self._nans.seeds[row])
+        if self._nans is not None:
+            self._nans.seeds[row] = spare.origin
+            self._nans.begins_anew(row)
+        self._roster.exchange(row, spare.env)
+        return spare.result
 
     def _reset_late(self, row: int, env: Any) -> Any:
         """A step that resets: no reward, no flags, and the info of the reset in the place of the step's."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fastvec._core.building import build_envs, close_envs
+from fastvec._core.building import build_envs, build_spares, close_envs
 from fastvec._core.config import EngineConfig
 from fastvec._core.engine import Call, CallOutcome, Engine, EngineState, Reset
 from fastvec._core.failures import EnvFailure, RemoteFailure
@@ -41,13 +41,14 @@ class SerialEngine(Engine):
         try:
             self.envs = build_envs(env_fns, env_ids, adapter)
             check_riders(self.envs, env_ids, config.with_step, adapter.look_up)
+            spares = build_spares(env_fns, env_ids, adapter, self.envs, config.spare_resets)
         except EnvFailure as failure:
             close_envs(self.envs)
             raise _own(failure) from failure.error.__cause__
         try:
             self.description = adapter.describe(self.envs, env_ids)
         except BaseException:
-            close_envs(self.envs)
+            close_envs([*self.envs, *spares])
             raise
         layout = BatchLayout.of(self.description, self.num_envs, 0, has_riders=bool(config.with_step))
         views = BatchViews(layout, np.zeros(layout.nbytes, np.uint8))
@@ -64,6 +65,8 @@ class SerialEngine(Engine):
             autoreset_mode=config.autoreset_mode,
             with_step=config.with_step,
             look_up=adapter.look_up,
+            spares=spares,
+            hand_over=adapter.hand_over,
         )
         self._batch = BatchReader(self.description, views, [env_ids], lambda frozen: frozen, copy=config.copy)
         self._request: Any = None
@@ -91,7 +94,7 @@ class SerialEngine(Engine):
         return self._batch.step([news])
 
     def _start_call(self, call: Call) -> None:
-        self._request = CallRequest(call.name, call.function, call.args, call.kwargs, call.env_ids, call.each)
+        self._request = CallRequest(*call)
 
     def _finish_call(self, deadline: float | None, seconds: float | None) -> CallOutcome:
         try:

@@ -162,6 +162,7 @@ class Starter:
             check_nan=config.check_nan,
             autoreset_mode=config.autoreset_mode,
             with_step=config.with_step,
+            spare_resets=config.spare_resets,
             prefix_output=config.prefix_output,
             spins=config.workers_spin,
             shared=len(self._shared[index]),
