@@ -22,15 +22,15 @@ FLOORS = [
     "_core.structure _core.layout _core.infos _core.observations _core.actions _core.nans _core.reset_options",
     # one thing of the operating system each, and what is said over it
     "_core.channel _core.shm _core.sharing _core.sync _core.lineage _core.stacks _core.pickles _core.failures "
-    "_core.output _core.protocol",
+    "_core.output _core.bulk _core.protocol",
     # inside one process, or one process
-    "_core.building _core.moving _core.returns _core.surroundings _core.runner _core.dividing _core.worker "
-    "_core.factories _core.launch _core.forkserver",
+    "_core.building _core.moving _core.returns _core.riders _core.spares _core.roster _core.surroundings "
+    "_core.runner _core.dividing _core.worker _core.factories _core.launch _core.forkserver",
     # the parent
     "_core.handle _core.replies _core.restarts _core.recycling _core.starter _core.pool _core.results _core.engine "
     "_core.crew _core.succession _core.processes _core.serial _core.lanes _core.joined _core.splits _core.engines",
     # one module a framework
-    "_spaces _splits _env_access _sb3_adapter _baselines_adapter _seeding _vector_adapter _vector_infos "
+    "_hand_over _spaces _splits _env_access _sb3_adapter _baselines_adapter _seeding _vector_adapter _vector_infos "
     "_vector_batches _sb3_render sb3 _sb3_pipelined gymnasium baselines _make_vec",
     # tools, and the front door
     "testing stats measure tune doctor cli __main__ __init__",

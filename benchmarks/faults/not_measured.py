@@ -51,8 +51,8 @@ unmeasured(
 unmeasured(
     "E7",
     "a second round trip at each step, for action masks",
-    "a matter of speed",
-    not_yet="attributes that come with the step",
+    'a matter of speed. `with_step=["action_masks"]` has them come with the step',
+    "tests/test_with_step.py::test_values_are_those_of_a_call_after_every_step",
 )
 unmeasured(
     "E9",

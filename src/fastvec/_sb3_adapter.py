@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 
+from fastvec._hand_over import appending_writer
 from fastvec._spaces import GymnasiumAdapter
 
 __all__ = ["Sb3Adapter"]
@@ -24,7 +24,7 @@ class Sb3Adapter(GymnasiumAdapter):
         # Without the module there is no Monitor among the factories, and importing it would import PyTorch.
         monitor = sys.modules.get("stable_baselines3.common.monitor")
         if later and monitor is not None:
-            monitor.ResultsWriter = _appending(monitor)  # type: ignore[attr-defined]
+            monitor.ResultsWriter = appending_writer(monitor)  # type: ignore[attr-defined]
 
     def prepare(self, env: Any) -> Any:
         """The environment itself, or a Gymnasium environment around it."""
@@ -33,18 +33,3 @@ class Sb3Adapter(GymnasiumAdapter):
         from stable_baselines3.common.vec_env.patch_gym import _patch_env
 
         return _patch_env(env)
-
-
-def _appending(monitor: Any) -> type:
-    class AppendingWriter(monitor.ResultsWriter):  # type: ignore[misc]
-        """SB3's, but a file that exists is one that the worker before has written, and is not emptied."""
-
-        def __init__(
-            self, filename: str = "", header: Any = None, extra_keys: Any = (), override_existing: bool = True
-        ) -> None:
-            name = monitor.Monitor.EXT
-            path = os.path.join(filename, name) if os.path.isdir(filename) else f"{filename}.{name}"
-            exists = os.path.exists(filename if filename.endswith(name) else path)
-            super().__init__(filename, header, extra_keys, override_existing and not exists)
-
-    return AppendingWriter

@@ -7,6 +7,7 @@ into every one of them.
 from __future__ import annotations
 
 import pickle
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from gymnasium import spaces
 
 from fastvec._core.pickles import dumps, dumps_home
 from fastvec._core.structure import ArraySpec, DictNode, EnvDescription, Leaf, Node, Path, TupleNode
+from fastvec._hand_over import building_spares, hand_over
 from fastvec.errors import SpaceMismatchError
 
 __all__ = ["GymnasiumAdapter", "Spaces", "tree_of"]
@@ -58,6 +60,18 @@ class GymnasiumAdapter:
     def prepare(self, env: Any) -> Any:
         """Environments are used as they are."""
         return env
+
+    def building_spares(self) -> AbstractContextManager[list[Any]]:
+        """A context for factories that are called once more; in it, a list to put their environments in."""
+        return building_spares()
+
+    def hand_over(self, ended: Any, ready: Any) -> None:
+        """Leave with an index what belongs to it, as another environment takes the place of one."""
+        hand_over(ended, ready)
+
+    def look_up(self, env: Any, name: str) -> Any:
+        """The attribute of the outermost wrapper that has it."""
+        return env.get_wrapper_attr(name)
 
     def describe(self, envs: list[Any], env_ids: range) -> EnvDescription:
         """What some environments declare.

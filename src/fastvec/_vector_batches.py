@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
 from numpy.typing import NDArray
 
 from fastvec._core.engine import PENDING, EngineState
@@ -20,8 +21,10 @@ from fastvec._core.structure import DictNode, Leaf, Node
 from fastvec.errors import ActionError, ConfigError
 
 __all__ = [
+    "batched_space",
     "check_idle",
     "check_pending",
+    "one_each",
     "resolve_mode",
     "single_space",
     "split_options",
@@ -55,6 +58,24 @@ def single_space(mode: Any) -> bytes | None:
             f"space, actual got {mode}"
         )
     return None
+
+
+def batched_space(mode: Any, spaces: Sequence[Space[Any]]) -> Space[Any]:
+    """The space of a batch of observations by an ``observation_mode``, from the spaces of the environments."""
+    if isinstance(mode, tuple):
+        batched: Space[Any] = mode[0]
+        return batched
+    return batch_differing_spaces(spaces) if mode == "different" else batch_space(spaces[0], len(spaces))
+
+
+def one_each(name: str, values: Sequence[Any], num_envs: int) -> list[tuple[Any]]:
+    """The values of an attribute that ``set_attr`` was given, one for each environment."""
+    if len(values) != num_envs:
+        raise ConfigError(
+            f"set_attr({name!r}, ...) got a {type(values).__name__} of {len(values)} values for {num_envs} "
+            "environments: a list or tuple must have one for each"
+        )
+    return [(value,) for value in values]
 
 
 def split_options(

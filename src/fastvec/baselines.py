@@ -83,6 +83,7 @@ class SharedMemVecEnv(SplitsBaselines):
         unsafe_casts: Cast observations into integer spaces even where that changes their values.
         check_nan: Raise a :class:`~fastvec.errors.NanError` where an environment returns NaN or infinity.
         reset_options: Options of automatic resets: ``"keep"`` for the last given ones, or a function ``(env, number)``.
+        spare_resets: Environments a worker beside, reset ahead, that take the places of those whose episodes end.
         allow_space_differences: Accept spaces that agree in structure, shapes and dtypes only.
 
     Attributes:

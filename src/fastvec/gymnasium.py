@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import Space, logger
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_differing_spaces, batch_space
+from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from fastvec import _env_access
@@ -59,10 +59,9 @@ class SharedMemVectorEnv(SplitsVectorEnv, VectorEnv[Any, Any, Any]):
 
     Args:
         env_fns: One function an environment, which makes it. They run in the workers only.
-        shared_memory: Without effect: what can travel in shared memory always does.
+        shared_memory, daemon: Without effect: shared memory is always used, and workers never outlive this process.
         copy: False hands out the observations as the very arrays that the next call overwrites.
         context: Another name of ``start_method``.
-        daemon: Without effect: workers may start processes, and never outlive this one.
         worker: Must be None: workers here serve several environments and have no pipe.
         observation_mode: ``"same"`` wants equal spaces, ``"different"`` equal shapes; ``(batched, single)`` names them.
         autoreset_mode: When an environment is reset whose episode has ended: an ``AutoresetMode`` or its value.
@@ -90,7 +89,9 @@ class SharedMemVectorEnv(SplitsVectorEnv, VectorEnv[Any, Any, Any]):
         preload: Modules to import once in the fork server, besides those that the factories refer to.
         unsafe_casts: Cast observations into integer spaces even where that changes their values.
         check_nan: Raise a :class:`~fastvec.errors.NanError` where an environment returns NaN or infinity.
+        with_step: Methods without arguments, and attributes, whose values come with each step: ``call()`` is then free.
         reset_options: Options of automatic resets: ``"keep"`` for the last given ones, or a function ``(env, number)``.
+        spare_resets: Environments a worker beside, reset ahead, that take the places of those whose episodes end.
 
     Raises:
         ConfigError: An option is wrong.
@@ -116,6 +117,7 @@ class SharedMemVectorEnv(SplitsVectorEnv, VectorEnv[Any, Any, Any]):
         *,
         in_series: int | None = None,
         start_method: str | None = None,
+        with_step: Sequence[str] = (),
         seeding: Seeding = "sequential",
         **engine_options: Unpack[EngineOptions],
     ) -> None:
@@ -138,6 +140,7 @@ class SharedMemVectorEnv(SplitsVectorEnv, VectorEnv[Any, Any, Any]):
             max_workers=max_concurrency,
             autoreset_mode=EngineMode(self.autoreset_mode.value),
             copy=copy,
+            with_step=with_step,
         )
         self.num_envs, self.num_workers = resolved.num_envs, resolved.num_workers
         self.start_method = resolved.start_method
@@ -161,13 +164,10 @@ class SharedMemVectorEnv(SplitsVectorEnv, VectorEnv[Any, Any, Any]):
         """Set what ``VectorEnv`` promises to have."""
         self.single_observation_space, self.single_action_space = cloudpickle.loads(self._engine.description.spaces)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        if isinstance(self.observation_mode, tuple):
-            self.observation_space = self.observation_mode[0]
-        elif self.observation_mode == "different":
+        spaces = [self.single_observation_space] * self.num_envs
+        if self.observation_mode == "different":
             spaces = self._call("observation_space", _env_access.get_attr, "observation_space")
-            self.observation_space = batch_differing_spaces(spaces)
-        else:
-            self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.observation_space = batches.batched_space(self.observation_mode, spaces)
         ((self.metadata, self.render_mode),) = self._engine.call("metadata", _env_access.rendering, env_ids=[0])
         self.metadata["autoreset_mode"] = self.autoreset_mode
 
@@ -257,8 +257,12 @@ class SharedMemVectorEnv(SplitsVectorEnv, VectorEnv[Any, Any, Any]):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """What a method of each environment returns, or the values of an attribute."""
-        self.call_async(name, *args, **kwargs)
-        return self.call_wait()
+        batches.check_idle(self._engine.state, "call_async")
+        known = None if args or kwargs else self._engine.came_along([f"{name}()", name], range(self.num_envs))
+        if known is None:
+            self.call_async(name, *args, **kwargs)
+            return self.call_wait()
+        return tuple(known)
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Start a :meth:`call`."""
@@ -288,15 +292,11 @@ class SharedMemVectorEnv(SplitsVectorEnv, VectorEnv[Any, Any, Any]):
             values: A list or tuple has a value for each environment; anything else is the value of all.
         """
         batches.check_idle(self._engine.state, "set_attr")
-        if not isinstance(values, (list, tuple)):
-            self._call("set_attr", _env_access.set_wrapper_attr, name, values)
-        elif len(values) != self.num_envs:
-            raise ConfigError(
-                f"set_attr({name!r}, ...) got a {type(values).__name__} of {len(values)} values for {self.num_envs} "
-                "environments: a list or tuple must have one for each"
-            )
+        if isinstance(values, (list, tuple)):
+            each = batches.one_each(name, values, self.num_envs)
+            self._call("set_attr", _env_access.set_wrapper_attr, name, each=each, lasting=True)
         else:
-            self._call("set_attr", _env_access.set_wrapper_attr, name, each=[(value,) for value in values])
+            self._call("set_attr", _env_access.set_wrapper_attr, name, values, lasting=True)
 
     def render(self) -> tuple[Any, ...]:
         """What each environment renders."""

@@ -106,6 +106,9 @@ class SharedMemVecEnv(SplitsVecEnv, VecEnv):
         unsafe_casts: Cast observations into integer spaces even where that changes their values.
         check_nan: Raise a :class:`~fastvec.errors.NanError` where an environment returns NaN or infinity.
         reset_options: Options of automatic resets: ``"keep"`` for the last given ones, or a function ``(env, number)``.
+        spare_resets: Environments a worker beside, reset ahead, that take the places of those whose episodes end.
+        with_step: Names of methods without arguments and of attributes whose values come with each step, so that asking
+            for them costs no round trip: ``["action_masks"]`` for ``MaskablePPO``.
         allow_space_differences: Accept environments whose spaces agree in structure, shapes and dtypes only.
 
     Raises:
@@ -127,6 +130,7 @@ class SharedMemVecEnv(SplitsVecEnv, VecEnv):
         in_series: int | None = None,
         context: str | None = None,
         copy: bool = True,
+        with_step: Sequence[str] = (),
         seeding: Seeding = "sequential",
         reward_dtype: DTypeLike = np.float32,
         allow_space_differences: bool = False,
@@ -146,6 +150,7 @@ class SharedMemVecEnv(SplitsVecEnv, VecEnv):
             in_series=in_series,
             start_method=start_method,
             context=context,
+            with_step=with_step,
         )
         self.closed = False
         self.waiting = False
@@ -289,16 +294,22 @@ class SharedMemVecEnv(SplitsVecEnv, VecEnv):
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """The values of an attribute, looked up through the wrappers."""
-        return self._call("get_attr", _env_access.get_attr, attr_name, indices=indices)
+        known = self._engine.came_along([attr_name], self._env_ids(indices))
+        return known or self._call("get_attr", _env_access.get_attr, attr_name, indices=indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute to one value, as it is: where it exists, looked up through the wrappers, else outermost."""
-        self._call("set_attr", _env_access.set_attr, attr_name, value, indices=indices)
+        env_ids = self._env_ids(indices)
+        self._engine.call("set_attr", _env_access.set_attr, attr_name, value, env_ids=env_ids, lasting=True)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
         """Call a method of the environments, and return what it returns."""
+        if not (method_args or method_kwargs):
+            known = self._engine.came_along([f"{method_name}()"], self._env_ids(indices))
+            if known:
+                return known
         return self._engine.call(
             method_name,
             _env_access.call_method,

@@ -10,7 +10,7 @@ from fastvec._core.failures import EnvFailure
 from fastvec._core.protocol import Adapter
 from fastvec.errors import DuplicateEnvError, FactoryError
 
-__all__ = ["blame", "build_envs", "close_envs"]
+__all__ = ["blame", "build_envs", "build_spares", "close_envs"]
 
 
 def build_envs(env_fns: Sequence[Callable[[], Any]], env_ids: range, adapter: Adapter) -> list[Any]:
@@ -30,7 +30,34 @@ def build_envs(env_fns: Sequence[Callable[[], Any]], env_ids: range, adapter: Ad
     return envs
 
 
-def _build(index: int, env_fn: Callable[[], Any], others: list[Any], env_ids: range, adapter: Adapter) -> Any:
+def build_spares(
+    env_fns: Sequence[Callable[[], Any]], env_ids: range, adapter: Adapter, envs: Sequence[Any], count: int
+) -> list[Any]:
+    """Call the factories again, in turn, for some environments beside those that there are.
+
+    Raises:
+        EnvFailure: As of :func:`build_envs`.
+    """
+    if not count:
+        return []
+    ids = list(env_ids)
+    everyone = list(envs)
+    with adapter.building_spares() as spares:
+        try:
+            for number in range(count):
+                index = env_ids[number % len(env_ids)]
+                with blame(index, "constructor"):
+                    env = _build(index, env_fns[number % len(env_ids)], everyone, ids, adapter)
+                spares.append(env)
+                everyone.append(env)
+                ids.append(index)
+        except EnvFailure:
+            close_envs(spares)
+            raise
+    return spares
+
+
+def _build(index: int, env_fn: Callable[[], Any], others: list[Any], env_ids: Sequence[int], adapter: Adapter) -> Any:
     env = env_fn()
     if env is None:
         raise FactoryError(f"the factory of env {index} returned None: expected an environment")

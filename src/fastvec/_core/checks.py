@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from fastvec.errors import ConfigError
 
-__all__ = ["all_of", "check_arguments", "check_count", "check_flag", "check_seconds"]
+__all__ = ["all_of", "check_arguments", "check_count", "check_flag", "check_names", "check_seconds"]
 
 #: Seconds beyond which the system's waits overflow; None is the way to say "for ever".
 _LONGEST = 1e6
@@ -48,6 +48,15 @@ def check_arguments(name: str, function: Any, arguments: str) -> None:
         signature.bind(*arguments.split(", "))
     except TypeError:
         raise ConfigError(f"{name} is called as {name}({arguments}), got a function of {signature}") from None
+
+
+def check_names(name: str, values: Any) -> None:
+    """Raise a ConfigError for what is no sequence of names of methods and attributes."""
+    if isinstance(values, (str, Mapping)) or not all_of(values, str):
+        raise ConfigError(f"{name} must be a sequence of names such as ['action_masks'], got {values!r}")
+    for value in values:
+        if not value.isidentifier() or value in ("reset", "step", "close"):
+            raise ConfigError(f"{name} must name methods and attributes to be read after each step, got {value!r}")
 
 
 def all_of(values: Any, kind: type | tuple[type, ...]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fastvec._core.checks import all_of, check_arguments, check_count, check_flag, check_seconds
+from fastvec._core.checks import all_of, check_arguments, check_count, check_flag, check_names, check_seconds
 from fastvec._core.options import CpuAffinity, ResetOptions, WorkerEnv
 from fastvec._core.placement import resolve_cpus
 from fastvec._core.start_method import resolve_start_method
@@ -64,6 +64,8 @@ class EngineConfig:
         unsafe_casts: Whether observations may lose their fraction or wrap around on their way into an integer space.
         check_nan: Whether rewards and observations are searched for NaN and infinity.
         reset_options: The options of automatic resets: none, those of the last explicit one, or what a function says.
+        spare_resets: How many environments each worker, or this process, has beside, reset ahead.
+        with_step: Methods and attributes of the environments whose values come with each step.
         autoreset_mode: When an environment is reset whose episode has ended.
         copy: Whether observations are handed out as copies, or as the arrays that the next command overwrites.
     """
@@ -92,6 +94,8 @@ class EngineConfig:
     check_nan: bool = False
     reset_options: ResetOptions = None
     usable_cpus: int = 1
+    spare_resets: int = 0
+    with_step: tuple[str, ...] = ()
     autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP
     copy: bool = True
 
@@ -124,6 +128,8 @@ class EngineConfig:
         unsafe_casts: bool = False,
         check_nan: bool = False,
         reset_options: ResetOptions = None,
+        spare_resets: int = 0,
+        with_step: Sequence[str] = (),
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         copy: bool = True,
     ) -> EngineConfig:
@@ -164,6 +170,10 @@ class EngineConfig:
             raise ConfigError(f"worker_output must be 'inherit' or 'prefix', got {worker_output!r}")
         if isinstance(preload, str) or not all_of(preload, str):
             raise ConfigError(f"preload must be a sequence of module names, got {preload!r}")
+        check_names("with_step", with_step)
+        check_count("spare_resets", spare_resets, least=0)
+        if spare_resets:
+            _check_spares(reset_options, max_episodes_per_worker, max_worker_rss, autoreset_mode)
         cpus, learner_cpus = resolve_cpus(topology, workers, cpu_affinity, pin_learner, threads_per_worker or 1)
         return cls(
             num_envs=num_envs,
@@ -190,6 +200,8 @@ class EngineConfig:
             unsafe_casts=unsafe_casts,
             check_nan=check_nan,
             reset_options=reset_options,
+            spare_resets=int(spare_resets),
+            with_step=tuple(dict.fromkeys(with_step)),
             autoreset_mode=autoreset_mode,
             copy=copy,
         )
@@ -272,6 +284,24 @@ def _check_recycling(num_workers: int, max_episodes: int | None, max_rss: float 
             )
     if max_rss is not None and not os.path.exists("/proc/self/statm"):
         raise ConfigError("max_worker_rss needs /proc, which this system does not have: use max_episodes_per_worker")
+
+
+def _check_spares(reset_options: ResetOptions, episodes: int | None, rss: float | None, mode: AutoresetMode) -> None:
+    if mode is AutoresetMode.DISABLED:
+        raise ConfigError(
+            f"spare_resets prepares automatic resets, and with autoreset_mode={mode.value!r} there are none: leave one "
+            "of them out"
+        )
+    for name, value in (
+        ("reset_options", reset_options),
+        ("max_episodes_per_worker", episodes),
+        ("max_worker_rss", rss),
+    ):
+        if value is not None:
+            raise ConfigError(
+                f"spare_resets cannot be combined with {name}: an environment that is reset ahead does not know which "
+                "index it will serve. Leave one of them out"
+            )
 
 
 def _resolve_worker_env(worker_env: WorkerEnv, num_workers: int) -> tuple[Mapping[str, str], ...]:

@@ -54,7 +54,7 @@ def divide(runner: EnvRunner, views: BatchViews, part: Part) -> EnvRunner:
     for array, whole in zip(part.views.observations, views.observations, strict=True):
         if array is not None and whole is not None:
             array[part.env_ids.start : part.env_ids.stop] = whole[whole_ids.start : whole_ids.stop]
-    rule, nans = runner._options.rule, runner._nans
+    rule, nans, riders = runner._options.rule, runner._nans, runner._riders
     other = EnvRunner(
         runner.envs[first:last],
         part.env_ids,
@@ -65,11 +65,13 @@ def divide(runner: EnvRunner, views: BatchViews, part: Part) -> EnvRunner:
         unsafe_casts=runner._observations.unsafe_casts,
         check_nan=nans is not None,
         autoreset_mode=runner._mode,
+        with_step=() if riders is None else riders.names,
+        look_up=getattr if riders is None else riders.look_up,
     )
     # The rule is asked for environments by their indices in the whole: what it says does not depend on splits.
-    other._options = AutomaticOptions(rule, whole_ids)
+    other._options = other._roster.options = AutomaticOptions(rule, whole_ids)
     other._options.last, other._options.counts = runner._options.last[first:last], runner._options.counts[first:last]
-    other._ended = {row - first for row in runner._ended if row in part.rows}
+    other._roster.ended = {row - first for row in runner._roster.ended if row in part.rows}
     if nans is not None and other._nans is not None:
         other._nans.follow(nans, first)
     return other

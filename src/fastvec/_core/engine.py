@@ -37,7 +37,7 @@ from fastvec._core.channel import deadline_after
 from fastvec._core.config import EngineConfig
 from fastvec._core.results import ResetResult, StepResult
 from fastvec._core.structure import EnvDescription
-from fastvec.errors import BrokenError, CallError, ClosedError
+from fastvec.errors import BrokenError, CallError, ClosedError, ConfigError
 
 __all__ = ["PENDING", "Call", "CallOutcome", "Engine", "EngineState", "Reset"]
 
@@ -74,6 +74,7 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
     env_ids: list[int]
     each: list[tuple[Any, ...]] | None
+    lasting: bool = False
 
 
 class CallOutcome(NamedTuple):
@@ -102,6 +103,8 @@ class Engine(ABC):
             EngineState.CALLING: None,
         }
         self._why_broken = ""
+        # Reads what came along with the last step or reset, as long as nothing has been sent since.
+        self._riders: Callable[[], list[dict[str, Any]]] | None = None
         # What a call has received in passing, for the recv() that it belongs to.
         self._received: Any = None
         self._gone = False
@@ -112,6 +115,7 @@ class Engine(ABC):
         """Reset every environment, each with its keyword arguments."""
         self._check_usable("reset()")
         seconds = self._config.reset_timeout
+        self._riders = None
         self._start_reset(Reset(arguments, None), deadline_after(seconds))
         self._received = None
         # What does not come in time is dropped by the next command.
@@ -121,13 +125,14 @@ class Engine(ABC):
     def send_reset(self, arguments: Sequence[Mapping[str, Any]], mask: NDArray[np.bool_] | None = None) -> None:
         """Start to reset every environment, or those that a mask selects; the others keep their observations."""
         self._check_idle(EngineState.RESETTING)
+        self._riders = None
         self._start_reset(Reset(arguments, mask), deadline_after(self._config.reset_timeout))
         self.state = EngineState.RESETTING
 
     def drop(self) -> None:
         """Give up what is pending: what comes of it is dropped by the next command."""
         if self.state in PENDING:
-            self._received = None
+            self._received = self._riders = None
             self.state = EngineState.IDLE
 
     def recv_reset(self, timeout: float | None = None) -> ResetResult:
@@ -139,6 +144,7 @@ class Engine(ABC):
         """Start a step. The actions are checked first: an ActionError has touched nothing."""
         self._check_idle(EngineState.STEPPING)
         batch = check_actions(actions, self.num_envs, self.description.action)
+        self._riders = None
         self._start_step(*batch, deadline_after(self._config.step_timeout))
         self.state = EngineState.STEPPING
 
@@ -156,20 +162,58 @@ class Engine(ABC):
         env_ids: Iterable[int],
         kwargs: Mapping[str, Any] | None = None,
         each: list[tuple[Any, ...]] | None = None,
+        lasting: bool = False,
     ) -> list[Any]:
-        """``function(env, *args, *each[i], **kwargs)`` for some environments, in the order of ``env_ids``."""
+        """``function(env, *args, *each[i], **kwargs)`` for some environments, in the order of ``env_ids``.
+
+        With ``lasting`` it holds for their indices, whichever objects serve them later; then it has to be all of them.
+        """
         self._check_usable(name)
+        if lasting and self._config.spare_resets:
+            self._check_lasting(name, env_ids, each)
         before = self.state
         if before is EngineState.CALLING:
             self._check_idle(before)
         if before is not EngineState.IDLE:
             self._finish_pending(None)
-        self._start_call(Call(name, function, args, dict(kwargs or {}), list(env_ids), each))
+        self._riders = None
+        self._start_call(Call(name, function, args, dict(kwargs or {}), list(env_ids), each, lasting))
         self.state = before
         results, failure = self._finish_call(None, None)
         if failure is not None:
             raise failure
         return results
+
+    def _check_lasting(self, name: str, env_ids: Iterable[int], each: list[tuple[Any, ...]] | None) -> None:
+        if each is not None or set(env_ids) != set(range(self.num_envs)):
+            raise ConfigError(
+                f"with spare_resets={self._config.spare_resets} {name} must give all environments the same value: "
+                "which object serves an index changes with each episode. To tell them apart leave the option out"
+            )
+
+    def came_along(self, keys: Sequence[str], env_ids: Sequence[int]) -> list[Any] | None:
+        """What came with the last step or reset, and nothing has changed since; None where it takes a call to know.
+
+        Args:
+            keys: Under any of which it may have come; see :mod:`fastvec._core.riders`.
+            env_ids: Of which environments, in which order.
+        """
+        if not any(key.removesuffix("()") in self._config.with_step for key in keys):
+            return None
+        before = self.state
+        if before in (EngineState.RESETTING, EngineState.STEPPING):
+            self._finish_pending(None)
+            self.state = before
+        elif before is not EngineState.IDLE:
+            return None
+        # Of one that is asked for twice the answers are two.
+        if self._riders is None or len(set(env_ids)) < len(env_ids):
+            return None
+        values = self._riders()
+        try:
+            return [next(values[env_id][key] for key in keys if key in values[env_id]) for env_id in env_ids]
+        except StopIteration:
+            return None
 
     def send_call(
         self,
@@ -183,6 +227,7 @@ class Engine(ABC):
     ) -> None:
         """Start a :meth:`call`."""
         self._check_idle(EngineState.CALLING)
+        self._riders = None
         self._start_call(Call(name, function, args, dict(kwargs or {}), list(env_ids), each))
         self.state = EngineState.CALLING
 
@@ -202,6 +247,7 @@ class Engine(ABC):
         if self._gone or self.state is EngineState.FOREIGN:
             return
         self.state = EngineState.CLOSED
+        self._riders = None
         try:
             self._close(grace)
         except Exception:

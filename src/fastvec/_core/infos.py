@@ -152,9 +152,13 @@ class InfoWriter:
         codes: ``(k,) int32``, the slice's part of ``info_codes``.
         cells: ``(k, INFO_CELLS) float64``, the slice's part of ``info_cells``.
         freeze: Copies what stays behind, before the environment can change it.
+        of: What errors call the dicts.
     """
 
-    def __init__(self, codes: NDArray[np.int32], cells: NDArray[np.float64], freeze: Freeze) -> None:
+    def __init__(
+        self, codes: NDArray[np.int32], cells: NDArray[np.float64], freeze: Freeze, *, of: str = "info"
+    ) -> None:
+        self._of = of
         self._codes = codes.data
         self._cells = cells
         self._bytes = cells.data.cast("B")
@@ -264,7 +268,7 @@ class InfoWriter:
                     self._freeze(value)
                 except Exception:
                     raise InfoError(
-                        f"info[{key!r}] cannot be sent to the parent process: a {type(value).__name__} "
+                        f"{self._of}[{key!r}] cannot be sent to the parent process: a {type(value).__name__} "
                         f"cannot be pickled ({error})"
                     ) from error
             raise

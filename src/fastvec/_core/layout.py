@@ -16,6 +16,8 @@ each an array whose first axis is the worker or the environment::
     actions      (envs * A,) uint8          a C-contiguous (envs, *shape) array of the batch's own dtype
     obs[k]       (envs, *shape) dtype       one for each leaf of the observation
     final[k]     (envs, *shape) dtype       last observation of an episode, valid in the step that ended it
+    rider_codes  (envs,) int32              what rides along with a step, if anything does, written like an info
+    rider_cells  (envs, R) float64
 
 A worker writes only the rows of its environments and its own reply, the parent only commands and
 actions; :mod:`fastvec._core.sync` says when.
@@ -38,6 +40,7 @@ __all__ = ["ACTION_DTYPES", "ENDED", "BatchLayout", "BatchViews", "StepFlag"]
 ALIGNMENT = 64
 BELL_BYTES = 128
 INFO_CELLS = 128
+RIDER_CELLS = 512
 MAILBOX_BYTES = 1 << 16
 
 #: Dtypes in which a batch of actions may travel; its index in this tuple goes with the command.
@@ -76,15 +79,19 @@ class BatchLayout:
         num_workers: How many workers there can be at a time, successors included; 0 for environments in this process.
         observations: One spec a leaf, None for leaves that travel as pickles.
         action: Spec of one action, None where actions travel as pickles.
+        has_riders: Whether anything rides along with a step.
     """
 
     num_envs: int
     num_workers: int
     observations: tuple[ArraySpec | None, ...]
     action: ArraySpec | None
+    has_riders: bool = False
 
     @classmethod
-    def of(cls, description: EnvDescription, num_envs: int, num_workers: int) -> BatchLayout:
+    def of(
+        cls, description: EnvDescription, num_envs: int, num_workers: int, *, has_riders: bool = False
+    ) -> BatchLayout:
         """The layout for environments that declare ``description``."""
         action = description.action
         return cls(
@@ -92,6 +99,7 @@ class BatchLayout:
             num_workers,
             tuple(leaf.spec for leaf in leaves(description.observation)),
             action.spec if isinstance(action, Leaf) else None,
+            has_riders,
         )
 
     def regions(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any], int]]:
@@ -113,6 +121,8 @@ class BatchLayout:
             for index, spec in enumerate(self.observations):
                 if spec is not None:
                     shapes[f"{name}{index}"] = ((envs, *spec.shape), spec.dtype)
+        if self.has_riders:
+            shapes |= {"rider_codes": ((envs,), np.int32), "rider_cells": ((envs, RIDER_CELLS), np.float64)}
         regions: dict[str, tuple[tuple[int, ...], np.dtype[Any], int]] = {}
         offset = 0
         for name, (shape, dtype) in shapes.items():
@@ -135,6 +145,7 @@ class BatchViews:
         bells, doorbell, commands, replies, mailbox, rewards, flags, info_codes, info_cells: See the module's drawing.
         observations: One ``(num_envs, *shape)`` array a leaf, None for leaves that travel as pickles.
         finals: The same, for the last observations of episodes.
+        rider_codes, rider_cells: See the module's drawing; without rows where nothing rides along.
     """
 
     def __init__(self, layout: BatchLayout, buffer: Any) -> None:
@@ -160,6 +171,10 @@ class BatchViews:
         self.finals = [
             None if spec is None else view(f"final{index}") for index, spec in enumerate(layout.observations)
         ]
+        self.rider_codes: NDArray[np.int32] = np.zeros(0, np.int32)
+        self.rider_cells: NDArray[np.float64] = np.zeros((0, RIDER_CELLS))
+        if layout.has_riders:
+            self.rider_codes, self.rider_cells = view("rider_codes"), view("rider_cells")
         self._actions = view("actions")
         self._actions_by_code: dict[int, NDArray[Any]] = {}
 

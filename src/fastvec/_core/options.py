@@ -37,6 +37,7 @@ class EngineOptions(TypedDict, total=False):
     unsafe_casts: bool
     check_nan: bool
     reset_options: ResetOptions
+    spare_resets: int
 
 
 def check_options(face: type, options: EngineOptions) -> EngineOptions:

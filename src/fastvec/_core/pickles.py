@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import operator
 import pickle
@@ -14,20 +15,36 @@ import cloudpickle
 __all__ = ["dumps", "dumps_home", "freeze"]
 
 
-def dumps(value: Any, *, same_main: bool = False) -> bytes:
+#: Bytes from which on an array goes beside a pickle: below, the calls of the system cost more than the copies.
+LARGE = 1 << 17
+
+
+def dumps(value: Any, *, same_main: bool = False, beside: list[memoryview] | None = None) -> bytes:
     """Pickle for a worker; by value what is defined in ``__main__``, which workers do not import.
 
     Args:
         value: What to send.
         same_main: Whether the receiver was forked from this process, and has its ``__main__``.
+        beside: Where to put the bytes of large arrays, in order, which are then not in the pickle.
     """
+    callback = None if beside is None else functools.partial(_put_beside, beside)
     try:
-        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL, buffer_callback=callback)
         if same_main or b"__main__" not in data:
             return data
     except Exception:
         pass
-    return cloudpickle.dumps(value)  # type: ignore[no-any-return]
+    if beside:
+        beside.clear()
+    return cloudpickle.dumps(value, buffer_callback=callback)  # type: ignore[no-any-return]
+
+
+def _put_beside(beside: list[memoryview], buffer: pickle.PickleBuffer) -> bool:
+    view = buffer.raw()
+    if view.nbytes < LARGE:
+        return True  # into the pickle
+    beside.append(view)
+    return False
 
 
 def dumps_home(value: Any) -> bytes:

@@ -192,7 +192,7 @@ class WorkerPool:
         config = self._config
         # A worker and its successor have rows of their own.
         slots = config.num_workers * (2 if config.recycles else 1)
-        layout = BatchLayout.of(self.description, config.num_envs, slots)
+        layout = BatchLayout.of(self.description, config.num_envs, slots, has_riders=bool(config.with_step))
         self._block = SharedBlock.create(layout.nbytes)
         views = BatchViews(layout, self._block.buffer)
         if semaphores_work():

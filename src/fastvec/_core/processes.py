@@ -7,18 +7,20 @@ whom, and what becomes of the replies. Who takes the place of whom it leaves to 
 
 from __future__ import annotations
 
+import functools
 import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+from fastvec._core.bulk import close_all, pack
 from fastvec._core.channel import deadline_after
 from fastvec._core.config import AutoresetMode, EngineConfig
 from fastvec._core.engine import Call, CallOutcome, EngineState, Reset
 from fastvec._core.handle import WorkerHandle
 from fastvec._core.lineage import close_in_children
 from fastvec._core.pool import WorkerPool
-from fastvec._core.protocol import CallRequest, Opcode, ResetRequest, Status
+from fastvec._core.protocol import CallMessage, Opcode, ResetRequest, Status
 from fastvec._core.replies import WorkerLost
 from fastvec._core.results import ResetResult, StepResult
 from fastvec._core.succession import Succession
@@ -86,6 +88,8 @@ class ProcessEngine(Succession):
             if not restart.env_ids:
                 del self._untold[index]
         cut_off = [env_id for restart in self._untold.values() for env_id in restart.env_ids]
+        if self._config.with_step and len(self._chosen) == self.num_envs:
+            self._riders = functools.partial(self._batch.riders, self._news)
         result: ResetResult = self._read(self._batch.reset, self._news, cut_off)
         return result
 
@@ -117,6 +121,9 @@ class ProcessEngine(Succession):
                 rows = [env_id - worker.env_ids.start for env_id in restart.env_ids]
                 news[worker.slot] = news[worker.slot].and_then(restart.news.of(rows))
         result: StepResult = self._read(self._batch.step, news, cut_off, with_finals)
+        # Of environments that have been replaced not what belongs to a reset that is not shown.
+        if self._config.with_step and not cut_off:
+            self._riders = functools.partial(self._batch.riders, news)
         self._untold.clear()
         self._restarts.count_ends(result.flags)
         if self._config.recycles:
@@ -136,15 +143,20 @@ class ProcessEngine(Succession):
         for place, env_id in enumerate(call.env_ids):
             places.setdefault(self._owners[env_id], []).append(place)
         # Pickled before anything is sent, so that arguments which cannot be leave no worker waiting.
-        messages = []
+        owns = []
         for worker, its in places.items():
             rows = [call.env_ids[place] - worker.env_ids.start for place in its]
             each = None if call.each is None else [call.each[place] for place in its]
-            messages.append(self._dumps(CallRequest(call.name, call.function, call.args, call.kwargs, rows, each)))
-        self._places = {worker.slot: its for worker, its in places.items()}
-        self._called = call.name
-        self._outcome = CallOutcome([None] * len(call.env_ids), None)
-        self._command(Opcode.CALL, call.name, list(places), messages, None)
+            owns.append(self._dumps((rows, each, call.lasting)))
+        common, fds = pack((call.name, call.function, call.args, call.kwargs), self._dumps)
+        try:
+            messages = [pickle.dumps(CallMessage(common, own), pickle.HIGHEST_PROTOCOL) for own in owns]
+            self._places = {worker.slot: its for worker, its in places.items()}
+            self._called = call.name
+            self._outcome = CallOutcome([None] * len(call.env_ids), None)
+            self._command(Opcode.CALL, call.name, list(places), messages, None, fds=[fds] * len(messages))
+        finally:
+            close_all(fds)
 
     def _finish_call(self, deadline: float | None, seconds: float | None) -> CallOutcome:
         if self._lost:  # in taking the command

@@ -26,10 +26,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
+from fastvec._core.bulk import Bulk
 from fastvec._core.config import AutoresetMode
 from fastvec._core.infos import InfoSchema
 from fastvec._core.layout import BatchLayout
@@ -41,6 +43,7 @@ __all__ = [
     "REPLY_NUMBER",
     "Adapter",
     "AdoptRequest",
+    "CallMessage",
     "CallRequest",
     "LaneInit",
     "Opcode",
@@ -85,6 +88,15 @@ class Adapter(Protocol):
     def prepare(self, env: Any) -> Any:
         """The environment to use in place of the one that a factory returned."""
 
+    def building_spares(self) -> AbstractContextManager[list[Any]]:
+        """A context for factories that are called once more; in it, a list to put their environments in."""
+
+    def hand_over(self, ended: Any, ready: Any) -> None:
+        """Leave with an index what belongs to it, as a spare environment takes the place of one that has ended."""
+
+    def look_up(self, env: Any, name: str) -> Any:
+        """An attribute of the outermost wrapper that has it; raises AttributeError where none does."""
+
     def describe(self, envs: list[Any], env_ids: range) -> EnvDescription:
         """What these environments declare; raises SpaceMismatchError where they disagree."""
 
@@ -122,6 +134,8 @@ class WorkerInit:
         unsafe_casts: See EngineConfig.
         check_nan: See EngineConfig.
         autoreset_mode: See EngineConfig.
+        with_step: See EngineConfig.
+        spare_resets: See EngineConfig.
         prefix_output: See EngineConfig.
         usable_cpus: See EngineConfig.
         shared: How many descriptors of shared arrays come with it, after all others.
@@ -143,6 +157,8 @@ class WorkerInit:
     unsafe_casts: bool
     check_nan: bool
     autoreset_mode: AutoresetMode
+    with_step: tuple[str, ...]
+    spare_resets: int
     prefix_output: bool
     usable_cpus: int
     shared: int
@@ -183,6 +199,7 @@ class CallRequest(NamedTuple):
 
     Attributes:
         each: Further positional arguments, a tuple an environment; None for none.
+        lasting: Whether it is to be done to spare environments too.
     """
 
     name: str
@@ -191,6 +208,19 @@ class CallRequest(NamedTuple):
     kwargs: dict[str, Any]
     rows: list[int]
     each: list[tuple[Any, ...]] | None = None
+    lasting: bool = False
+
+
+class CallMessage(NamedTuple):
+    """A :class:`CallRequest` on its way.
+
+    Attributes:
+        common: Its name, function, args and kwargs, which all workers get.
+        own: What follows in it, pickled.
+    """
+
+    common: Bulk
+    own: bytes
 
 
 class AdoptRequest(NamedTuple):
@@ -215,6 +245,8 @@ class StepNews(NamedTuple):
         finals: Frozen last observations by row, where the block does not hold them exactly.
         objects: Frozen values of the leaves that travel as pickles, by (leaf, row).
         left: By row, the environments that this worker steps no more, with what their successors need; pickled.
+        riders: What rides along, by row: what the block does not hold of it, frozen as ``rests`` are.
+        rider_schemas: Schemas of what rides along that appear for the first time.
     """
 
     schemas: list[InfoSchema]
@@ -223,6 +255,8 @@ class StepNews(NamedTuple):
     finals: dict[int, Any]
     objects: dict[tuple[int, int], Any]
     left: dict[int, bytes]
+    riders: dict[int, Any]
+    rider_schemas: list[InfoSchema]
 
     def of(self, rows: Collection[int]) -> StepNews:
         """What the news of a reset say of some rows."""
@@ -240,8 +274,10 @@ class StepNews(NamedTuple):
             self.finals | later.finals,
             self.objects | later.objects,
             self.left | later.left,
+            self.riders | later.riders,
+            self.rider_schemas + later.rider_schemas,
         )
 
 
 #: The news of an ordinary step: none. Compared by identity.
-NO_NEWS = StepNews([], {}, {}, {}, {}, {})
+NO_NEWS = StepNews([], {}, {}, {}, {}, {}, {}, [])

@@ -248,9 +248,20 @@ class BatchReader:
 
     def learn(self, slot: int, news: StepNews) -> None:
         """Take note of the schemas that the news of a slot announce, which these and later news are read with."""
-        if news.schemas:
+        if news.schemas or news.rider_schemas:
             self._uniform = None
             self._readers[slot].learn(news)
+
+    def riders(self, news: list[StepNews]) -> list[dict[str, Any]]:
+        """What has come along with the last step or reset, by environment: fresh at every call, until the next command.
+
+        Args:
+            news: By slot, of that step or reset.
+        """
+        values: list[dict[str, Any]] = [{} for _ in range(self._num_envs)]
+        for slot, reader in self._readers.items():
+            reader.read_riders(news[slot], values)
+        return values
 
     def _fill_objects(self, news: StepNews, env_ids: range, arrays: list[NDArray[Any]]) -> None:
         for (leaf, row), frozen in news.objects.items():
@@ -273,6 +284,7 @@ class _SliceReader:
         self.env_ids, self._thaw = env_ids, thaw
         self.rows: set[int] | None = None
         self._infos = InfoReader(views.info_codes[within], views.info_cells[within], thaw)
+        self._riders = InfoReader(views.rider_codes[within], views.rider_cells[within], thaw)
 
     def read(
         self,
@@ -286,14 +298,23 @@ class _SliceReader:
         if news is not NO_NEWS:
             finals.update((env_ids[row], thaw(frozen)) for row, frozen in news.finals.items())
             reset_infos.update((env_ids[row], thaw(frozen)) for row, frozen in news.reset_infos.items())
+        self._place(self._infos, news.rests, infos)
+
+    def read_riders(self, news: StepNews, values: list[dict[str, Any]]) -> None:
+        """Put what has come along with a step in its places."""
+        self._place(self._riders, news.riders, values)
+
+    def _place(self, reader: InfoReader, rests: dict[int, Any], dicts: list[dict[Any, Any]]) -> None:
+        env_ids = self.env_ids
         if self.rows is None:
-            infos[env_ids.start : env_ids.stop] = self._infos.read(news.rests)
+            dicts[env_ids.start : env_ids.stop] = reader.read(rests)
             return
-        for row, info in zip(sorted(self.rows), self._infos.read(news.rests, self.rows), strict=True):
-            infos[env_ids[row]] = info
+        for row, info in zip(sorted(self.rows), reader.read(rests, self.rows), strict=True):
+            dicts[env_ids[row]] = info
 
     def learn(self, news: StepNews) -> None:
         self._infos.learn(news.schemas)
+        self._riders.learn(news.rider_schemas)
 
     def uniform(self) -> InfoSchema | None:
         """The schema of all infos of the slice, if it is one."""

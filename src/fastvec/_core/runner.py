@@ -7,8 +7,7 @@ returns as :class:`~fastvec._core.protocol.StepNews`. It knows of no process and
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,21 +17,15 @@ from fastvec._core.config import AutoresetMode
 from fastvec._core.failures import EnvFailure
 from fastvec._core.infos import Freeze, InfoWriter
 from fastvec._core.layout import BatchViews, StepFlag
-from fastvec._core.moving import (
-    Parcel,
-    generators_to_come,
-    global_generators,
-    restore_global_generators,
-    take_along,
-    take_over,
-)
 from fastvec._core.nans import NanGuard
 from fastvec._core.observations import ObservationWriter
 from fastvec._core.options import ResetOptions
-from fastvec._core.pickles import dumps
 from fastvec._core.protocol import NO_NEWS, CallRequest, StepNews
 from fastvec._core.reset_options import AutomaticOptions
 from fastvec._core.returns import parts_of_reset, wrong_step
+from fastvec._core.riders import LookUp, RiderWriter
+from fastvec._core.roster import Roster
+from fastvec._core.spares import Spares
 from fastvec._core.structure import EnvDescription, leaves, lookup
 from fastvec.errors import InfoError, ObservationError, RewardError
 
@@ -41,6 +34,10 @@ __all__ = ["EnvRunner"]
 # As plain integers: arithmetic of enum members would cost a microsecond an environment.
 _TERMINATED, _TRUNCATED = StepFlag.TERMINATED.value, StepFlag.TRUNCATED.value
 _TRUNCATED_IS_NUMPY, _FINAL_IN_BLOCK = StepFlag.TRUNCATED_IS_NUMPY.value, StepFlag.FINAL_IN_BLOCK.value
+
+
+def _nothing(ended: Any, ready: Any) -> None:
+    pass
 
 
 class EnvRunner:
@@ -57,6 +54,10 @@ class EnvRunner:
         check_nan: Whether to look for NaN and infinity.
         reset_options: With which options to reset an environment whose episode has ended.
         autoreset_mode: When to.
+        with_step: Methods and attributes whose values ride along with each step and reset.
+        look_up: Finds them.
+        spares: Environments beside, which it also owns and closes, or none.
+        hand_over: See :class:`~fastvec._core.spares.Spares`.
         succeeds: Whether it begins without environments to step, and :meth:`adopt` gives it some.
     """
 
@@ -73,19 +74,16 @@ class EnvRunner:
         check_nan: bool = False,
         reset_options: ResetOptions = None,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
+        with_step: Sequence[str] = (),
+        look_up: LookUp = getattr,
+        spares: Sequence[Any] = (),
+        hand_over: Callable[[Any, Any], None] = _nothing,
         succeeds: bool = False,
     ) -> None:
         self.envs = envs
         self._at = at
-        # What each step steps: without those that another worker steps yet, or already.
-        self._stepped: list[tuple[int, Any]] = [] if succeeds else list(enumerate(envs))
-        self._retiring = False
-        # Those that the next step leaves out.
-        self._held: set[int] = set()
         self._mode = autoreset_mode
         self._options = AutomaticOptions(reset_options, env_ids)
-        # The rows that the next step resets, in NEXT_STEP mode.
-        self._ended: set[int] = set()
         self._env_ids = env_ids
         self._description, self._tree = description, description.observation
         self._freeze = freeze
@@ -100,6 +98,12 @@ class EnvRunner:
         self._nans = (
             NanGuard(env_ids, list(leaves(self._tree)), observations, views.rewards[rows]) if check_nan else None
         )
+        self.spares = Spares(spares, len(envs), hand_over, at) if spares else None
+        self._riders: RiderWriter | None = None
+        if with_step:
+            codes, cells = views.rider_codes[rows], views.rider_cells[rows]
+            self._riders = RiderWriter(with_step, look_up, env_ids, codes, cells, freeze, at)
+        self._roster = Roster(envs, env_ids, self._options, self._nans, succeeds=succeeds)
 
     def reset(
         self,
@@ -109,6 +113,7 @@ class EnvRunner:
         held: bool = False,
     ) -> StepNews:
         """Reset some environments, each with its keyword arguments; see :class:`ResetRequest`."""
+        roster = self._roster
         reset_infos: dict[int, Any] = {}
         for index, (row, keywords) in enumerate(zip(rows, arguments, strict=True)):
             self._at[0] = row + 1
@@ -123,15 +128,16 @@ class EnvRunner:
                 self._write(row, self._take_reset(row, self.envs[row].reset(**keywords), reset_infos))
                 if self._nans is not None:
                     self._nans.after_reset(row, keywords)
-            self._ended.discard(row)
+            roster.ended.discard(row)
         if anew is not None and self._mode is AutoresetMode.NEXT_STEP:
-            self._ended.update(rows)
+            roster.ended.update(rows)
         if held:
-            self._held.update(rows)
-            self._set_stepped({row for row, _ in self._stepped}.difference(rows))
-        elif self._held:
-            self._release(self._held.intersection(rows))
-        return self._news("reset", NO_NEWS._replace(reset_infos=reset_infos))
+            roster.hold(rows)
+        elif roster.held:
+            roster.release(roster.held.intersection(rows))
+        if self.spares is not None:
+            self.spares.rows_were_reset(rows, arguments)
+        return self._news("reset", NO_NEWS._replace(reset_infos=reset_infos), [(row, self.envs[row]) for row in rows])
 
     def step(self, actions: Sequence[Any]) -> StepNews:
         """Step every environment with its action, and reset those whose episode ends, now or at the next step.
@@ -139,7 +145,8 @@ class EnvRunner:
         Args:
             actions: One a row, which the environments may keep.
         """
-        ended, same_step = self._ended, self._mode is AutoresetMode.SAME_STEP
+        roster = self._roster
+        ended, same_step = roster.ended, self._mode is AutoresetMode.SAME_STEP
         rests: dict[int, Any] = {}
         reset_infos: dict[int, Any] = {}
         finals: dict[int, Any] = {}
@@ -149,7 +156,7 @@ class EnvRunner:
         row = 0
         env: Any
         try:
-            for row, env in self._stepped:
+            for row, env in roster.stepped:
                 at[0] = row + 1
                 if ended and row in ended:
                     rest = self._reset_late(row, env)
@@ -182,7 +189,7 @@ class EnvRunner:
                             nans.before_reset(row, lookup(observation, self._tree, "observation"), actions[row])
                         if self._keep_final(row, observation, finals):
                             flag |= _FINAL_IN_BLOCK
-                        if self._retiring:
+                        if roster.retiring:
                             flags[row] = flag
                             self._observations.forget(row)
                             left.append(row)
@@ -199,9 +206,10 @@ class EnvRunner:
                     nans.complain(row, actions[row])
         except BaseException as error:
             raise EnvFailure(self._env_ids[row], "step", error) from error
-        if self._held:
-            self._release(set(self._held))
-        return self._news("step", StepNews([], rests, reset_infos, finals, {}, self._leave(left) if left else {}))
+        if roster.held:
+            roster.release(roster.held)
+        parcels = roster.leave(left) if left else {}
+        return self._news("step", StepNews([], rests, reset_infos, finals, {}, parcels, {}, []), roster.stepped)
 
     def retire(self, rows: Iterable[int]) -> StepNews:
         """Leave some environments at once, and those that wait for a reset; from now on reset none whose episode ends.
@@ -209,8 +217,8 @@ class EnvRunner:
         Args:
             rows: To be left at once.
         """
-        self._retiring = True
-        return self._news("retire", NO_NEWS._replace(left=self._leave(sorted({*rows, *self._ended}))))
+        self._roster.retiring = True
+        return self._news("retire", NO_NEWS._replace(left=self._roster.leave(sorted({*rows, *self._roster.ended}))))
 
     def adopt(self, left: Mapping[int, bytes], at_once: bool) -> StepNews:
         """Go on with environments that another runner has left; see :class:`AdoptRequest`."""
@@ -218,49 +226,14 @@ class EnvRunner:
         for row, parcel in left.items():
             self._at[0] = row + 1
             with blame(self._env_ids[row], "reset"):
-                env = self.envs[row]
-                self._unpack(row, env, pickle.loads(parcel))
+                self._roster.unpack(row, parcel)
                 if at_once:
-                    self._write(row, self._take_reset(row, self._reset_again(row, env), reset_infos))
+                    self._write(row, self._take_reset(row, self._reset_again(row, self.envs[row]), reset_infos))
                     if self._nans is not None:
                         self._nans.check_first(row)
-        self._set_stepped({row for row, _ in self._stepped} | left.keys())
-        return self._news("reset", NO_NEWS._replace(reset_infos=reset_infos))
-
-    def _leave(self, rows: Iterable[int]) -> dict[int, bytes]:
-        """Step some environments no more; what their successors need."""
-        rows = list(rows)
-        is_first = len(self._stepped) == len(self.envs)
-        self._set_stepped({row for row, _ in self._stepped}.difference(rows))
-        generators = global_generators() if not self._stepped else generators_to_come() if is_first else None
-        left = {}
-        for row in rows:
-            with blame(self._env_ids[row], "moving to another worker"):
-                seed = None if self._nans is None else self._nans.seeds[row]
-                options, resets, ended = self._options.last[row], self._options.counts[row], row in self._ended
-                left[row] = dumps(Parcel(take_along(self.envs[row]), generators, options, resets, ended, seed))
-            generators = None
-            self._ended.discard(row)
-        return left
-
-    def _unpack(self, row: int, env: Any, parcel: Parcel) -> None:
-        take_over(env, parcel.attributes)
-        if parcel.generators is not None:
-            restore_global_generators(parcel.generators)
-        self._options.set(row, parcel.options, parcel.resets)
-        if parcel.ended:
-            self._ended.add(row)
-        if self._nans is not None:
-            self._nans.seeds[row] = parcel.seed
-
-    def _release(self, rows: set[int]) -> None:
-        self._held -= rows
-        self._set_stepped({row for row, _ in self._stepped} | rows)
-
-    def _set_stepped(self, rows: Iterable[int]) -> None:
-        self._stepped = [(row, self.envs[row]) for row in sorted(rows)]
-        if self._nans is not None:
-            self._nans.watch(rows)
+        self._roster.take(left)
+        envs = [(row, self.envs[row]) for row in left] if at_once else []
+        return self._news("reset", NO_NEWS._replace(reset_infos=reset_infos), envs)
 
     def call(self, request: CallRequest) -> list[Any]:
         """``function(env, *args, **kwargs)`` of some environments, in order."""
@@ -270,31 +243,47 @@ class EnvRunner:
             self._at[0] = row + 1
             with blame(self._env_ids[row], request.name):
                 results.append(request.function(self.envs[row], *request.args, *more, **request.kwargs))
+        if request.lasting and self.spares is not None:
+            for spare in self.spares.change():
+                with blame(self._env_ids[spare.row], request.name):
+                    request.function(spare.env, *request.args, **request.kwargs)
         return results
 
     def close(self) -> None:
         """Close every environment, also where an earlier one fails to; then raise the first failure."""
         failure: EnvFailure | None = None
-        for index, env in zip(self._env_ids, self.envs, strict=True):
+        spares = [(self._env_ids[spare.row], spare.env) for spare in self.spares or ()]
+        for index, env in [*zip(self._env_ids, self.envs, strict=True), *spares]:
             try:
                 with blame(index, "close"):
                     env.close()
             except EnvFailure as error:
                 failure = failure or error
-        self.envs = []
+        self.envs, self.spares = [], None
         if failure is not None:
             raise failure
 
     def _reset_again(self, row: int, env: Any) -> Any:
         """Reset an environment whose episode has ended."""
+        if self.spares is not None:
+            return self._replace(row, env, self.spares)
         if self._nans is not None:
             self._nans.begins_anew(row)
         return env.reset(**self._options.next(row))
 
+    def _replace(self, row: int, env: Any, spares: Spares) -> Any:
+        """Have a spare environment in the place of one whose episode has ended; what its reset has returned."""
+        spare = spares.take_turn(env, row, (None, 0) if self._nans is None else self._nans.seeds[row])
+        if self._nans is not None:
+            self._nans.seeds[row] = spare.origin
+            self._nans.begins_anew(row)
+        self._roster.exchange(row, spare.env)
+        return spare.result
+
     def _reset_late(self, row: int, env: Any) -> Any:
         """A step that resets: no reward, no flags, and the info of the reset in the place of the step's."""
         observation, info = parts_of_reset(self._reset_again(row, env))
-        self._ended.discard(row)
+        self._roster.ended.discard(row)
         self._rewards[row] = 0
         self._flags[row] = 0
         rest = self._infos.write(row, info)
@@ -319,8 +308,17 @@ class EnvRunner:
         finals[row] = self._frozen(observation, "the final observation", ObservationError)
         return False
 
-    def _news(self, command: str, said: StepNews) -> StepNews:
-        """What is to be said of a command: besides what its caller knows, new schemas and the leaves without arrays."""
+    def _news(self, command: str, said: StepNews, envs: Iterable[tuple[int, Any]] = ()) -> StepNews:
+        """What is to be said of a command: besides what its caller knows, new schemas and the leaves without arrays.
+
+        Args:
+            command: Which one.
+            said: What its caller knows.
+            envs: By row, the environments whose observations it has written: what rides along is taken of them.
+        """
+        if self._riders is not None:
+            riders, rider_schemas = self._riders.take(envs)
+            said = said._replace(riders=riders, rider_schemas=rider_schemas)
         objects = self._observations.objects
         schemas = self._infos.take_new()
         if not (objects or schemas or any(said)):

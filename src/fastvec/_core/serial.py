@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from fastvec._core.building import build_envs, close_envs
+from fastvec._core.building import build_envs, build_spares, close_envs
 from fastvec._core.config import EngineConfig
 from fastvec._core.engine import Call, CallOutcome, Engine, EngineState, Reset
 from fastvec._core.failures import EnvFailure, RemoteFailure
 from fastvec._core.layout import BatchLayout, BatchViews
 from fastvec._core.protocol import Adapter, CallRequest, StepNews
 from fastvec._core.results import BatchReader, ResetResult, StepResult
+from fastvec._core.riders import check_riders
 from fastvec._core.runner import EnvRunner
 
 __all__ = ["SerialEngine"]
@@ -36,16 +37,20 @@ class SerialEngine(Engine):
     def __init__(self, config: EngineConfig, env_fns: Sequence[Callable[[], Any]], adapter: Adapter) -> None:
         super().__init__(config)
         env_ids = range(self.num_envs)
+        self.envs: list[Any] = []
         try:
             self.envs = build_envs(env_fns, env_ids, adapter)
+            check_riders(self.envs, env_ids, config.with_step, adapter.look_up)
+            spares = build_spares(env_fns, env_ids, adapter, self.envs, config.spare_resets)
         except EnvFailure as failure:
+            close_envs(self.envs)
             raise _own(failure) from failure.error.__cause__
         try:
             self.description = adapter.describe(self.envs, env_ids)
         except BaseException:
-            close_envs(self.envs)
+            close_envs([*self.envs, *spares])
             raise
-        layout = BatchLayout.of(self.description, self.num_envs, 0)
+        layout = BatchLayout.of(self.description, self.num_envs, 0, has_riders=bool(config.with_step))
         views = BatchViews(layout, np.zeros(layout.nbytes, np.uint8))
         runner = EnvRunner(
             self.envs,
@@ -58,6 +63,10 @@ class SerialEngine(Engine):
             check_nan=config.check_nan,
             reset_options=config.reset_options,
             autoreset_mode=config.autoreset_mode,
+            with_step=config.with_step,
+            look_up=adapter.look_up,
+            spares=spares,
+            hand_over=adapter.hand_over,
         )
         self._run(runner, views)
 
@@ -80,6 +89,8 @@ class SerialEngine(Engine):
     def _finish_reset(self, deadline: float | None, seconds: float | None) -> ResetResult:
         news = self._guarded(self._runner.reset, *self._request)
         self._batch.learn(0, news)
+        if self._config.with_step and len(self._request[0]) == self.num_envs:
+            self._riders = lambda: copy.deepcopy(self._batch.riders([news]))
         return self._batch.reset([news])
 
     def _start_step(self, array: Any, code: int, objects: list[Any], deadline: float | None) -> None:
@@ -89,10 +100,12 @@ class SerialEngine(Engine):
     def _finish_step(self, deadline: float | None, seconds: float | None) -> StepResult:
         news = self._guarded(self._runner.step, self._request)
         self._batch.learn(0, news)
+        if self._config.with_step:
+            self._riders = lambda: copy.deepcopy(self._batch.riders([news]))
         return self._batch.step([news])
 
     def _start_call(self, call: Call) -> None:
-        self._request = CallRequest(call.name, call.function, call.args, call.kwargs, call.env_ids, call.each)
+        self._request = CallRequest(*call)
 
     def _finish_call(self, deadline: float | None, seconds: float | None) -> CallOutcome:
         try:

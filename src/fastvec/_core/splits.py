@@ -163,6 +163,11 @@ def split_engine(engine: Engine, parts: int) -> tuple[JoinedEngine, list[Sibling
     if engine.state in PENDING:
         raise CallError(f"split() is not possible while a {engine.state.value} is pending: receive it first")
     engine._check_usable("split()")
+    if engine._config.spare_resets:
+        raise ConfigError(
+            "split() and spare_resets do not go together: a worker's spare environments would have to be in several "
+            "splits. Leave one of the two out"
+        )
     splits: list[Sibling] = []
     if isinstance(engine, ProcessEngine):
         splits += _process_splits(engine, parts)

@@ -161,6 +161,8 @@ class Starter:
             unsafe_casts=config.unsafe_casts,
             check_nan=config.check_nan,
             autoreset_mode=config.autoreset_mode,
+            with_step=config.with_step,
+            spare_resets=config.spare_resets,
             prefix_output=config.prefix_output,
             usable_cpus=config.usable_cpus,
             shared=len(self._shared[index]),

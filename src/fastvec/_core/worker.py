@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from fastvec._core.building import build_envs, close_envs
+from fastvec._core.building import build_envs, build_spares, close_envs
+from fastvec._core.bulk import unpack
 from fastvec._core.channel import Channel, Gone
 from fastvec._core.dividing import IDLE_SLICE, Part, divide, serve_lanes
 from fastvec._core.failures import EnvFailure, RemoteFailure
@@ -41,9 +42,11 @@ from fastvec._core.protocol import (
     WorkerInit,
     WorkerPayload,
 )
+from fastvec._core.riders import check_riders
 from fastvec._core.runner import EnvRunner
 from fastvec._core.sharing import received
 from fastvec._core.shm import SharedBlock
+from fastvec._core.spares import Spares
 from fastvec._core.stacks import write_stacks_to
 from fastvec._core.structure import EnvDescription
 from fastvec._core.surroundings import end_children, settle, start_signals
@@ -100,6 +103,7 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
     if lifelines:
         die_with(lifelines[0])
     envs: list[Any] = []
+    spares: list[Any] = []
     try:
         with _blaming_set_up("constructor"):
             notes = settle(init)
@@ -109,17 +113,19 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
         with _blaming_set_up("constructor"):
             adapter.set_up(later=init.later)
         envs = build_envs(env_fns, init.env_ids, adapter)
+        check_riders(envs, init.env_ids, init.with_step, adapter.look_up)
+        spares = build_spares(env_fns, init.env_ids, adapter, envs, init.spare_resets)
         description = _described(envs, init, adapter)
         channel.send(dumps_home((description, notes)))
         layout: BatchLayout
         layout, description, with_semaphores = pickle.loads(channel.receive())
         views = _mapped(layout, channel.take_fds()[0])
     except EnvFailure as failure:
-        close_envs(envs)
+        close_envs([*envs, *spares])
         channel.send(dumps_home(RemoteFailure.of(failure, init.worker, os.getpid())))
         return
     except Gone:  # the parent gave up, perhaps because of another worker's environments
-        close_envs(envs)
+        close_envs([*envs, *spares])
         raise
     runner = EnvRunner(
         envs,
@@ -132,6 +138,10 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
         check_nan=init.check_nan,
         reset_options=reset_options,
         autoreset_mode=init.autoreset_mode,
+        with_step=init.with_step,
+        look_up=adapter.look_up,
+        spares=spares,
+        hand_over=adapter.hand_over,
         succeeds=init.succeeds,
     )
     # Long-lived objects of big libraries would be walked at every full collection.
@@ -210,16 +220,37 @@ class _Server:
         started = time.perf_counter()
         if self._gap < _SHORT_GAP and np.count_nonzero(self._sent != self._done) < self._may_spin:
             spin([(self.command, last + 1)], started + 2 * self._gap)
+        spares = self._runner.spares
         # By the number, too: a ring alone might be a stray one.
-        while not (self._command_bell.wait(IDLE_SLICE) and self.command[0] != last):
+        while not (
+            self._command_bell.wait(IDLE_SLICE if spares is None else self._patience(spares, started))
+            and self.command[0] != last
+        ):
             if self._channel.at_end():
                 raise Gone
+            if spares is not None and not self._patience(spares, started):
+                waited = time.perf_counter() - started
+                spares.prepare_one()
+                if self.command[0] != last:  # when it came is not known: not before that
+                    started = time.perf_counter() - waited
         self._gap = time.perf_counter() - started
+
+    def _patience(self, spares: Spares, started: float) -> float:
+        """How long to wait before a spare environment is reset, which a command then has to wait for.
+
+        As long as a reset takes, so that nobody waits much longer than this worker has; not at all, where the last
+        command took longer to come than a reset takes.
+        """
+        if not spares.want_time:
+            return IDLE_SLICE
+        return 0.0 if self._gap > spares.seconds else max(0.0, started + spares.seconds - time.perf_counter())
 
     def _handle(self, opcode: int, message: bytes) -> Any:
         if opcode == Opcode.CALL:
+            fds = self._channel.take_fds()
             with _blaming_set_up("call"):
-                request: CallRequest = pickle.loads(message)
+                common, own = pickle.loads(message)
+                request = CallRequest(*unpack(common, fds), *pickle.loads(own))
             return _picklable(self._runner.call(request), request, self._init.env_ids)
         command = Opcode(opcode)
         with _blaming_set_up(_COMMANDS[command]):
