@@ -31,7 +31,7 @@ FLOORS = [
     "_core.crew _core.succession _core.processes _core.serial _core.engines",
     # one module a framework
     "_spaces _env_access _sb3_adapter _baselines_adapter _seeding _vector_adapter _vector_infos _vector_batches "
-    "_sb3_render sb3 gymnasium baselines _make_vec",
+    "_vector_calls _sb3_render sb3 gymnasium baselines _make_vec",
     # tools, and the front door
     "testing stats measure tune doctor cli __main__ __init__",
 ]

@@ -13,7 +13,7 @@ import cloudpickle
 import gymnasium
 import numpy as np
 from gymnasium import Space, logger
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 from numpy.typing import NDArray
 
@@ -30,6 +30,7 @@ from fastvec._core.structure import Leaf, leaves
 from fastvec._seeding import Seeding, Seeds, check_seeding, seed_actions, seeds_of
 from fastvec._spaces import registered_specs
 from fastvec._vector_adapter import VectorAdapter
+from fastvec._vector_calls import VectorCalls
 from fastvec._vector_infos import vectorize_infos
 from fastvec.errors import CallError, ConfigError
 
@@ -46,7 +47,7 @@ VectorStep: TypeAlias = "tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDAr
 _TERMINATED, _TRUNCATED = StepFlag.TERMINATED.value, StepFlag.TRUNCATED.value
 
 
-class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
+class SharedMemVectorEnv(VectorCalls):
     """Many environments on few worker processes, with everything that a step moves in shared memory.
 
     Takes the place of Gymnasium's ``AsyncVectorEnv`` and, with ``num_workers=0``, of its ``SyncVectorEnv``; results
@@ -255,63 +256,6 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
                 said = batches.with_finals(infos, self._ended.tolist(), finals, reset_infos)
         return self._batched(observations), rewards, terminations, truncations, vectorize_infos(said, self.num_envs)
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """What a method of each environment returns, or the values of an attribute."""
-        self.call_async(name, *args, **kwargs)
-        return self.call_wait()
-
-    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Start a :meth:`call`."""
-        batches.check_idle(self._engine.state, "call_async")
-        if name in ("reset", "step", "close"):
-            raise ConfigError(f"{name} cannot be called by call(): use {name}() of the vector environment itself")
-        self._engine.send_call(name, _env_access.call_or_get, name, *args, env_ids=range(self.num_envs), kwargs=kwargs)
-
-    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Finish the call.
-
-        Args:
-            timeout: Seconds to wait. After a :class:`~fastvec.errors.WorkerTimeoutError` the call is still pending.
-        """
-        batches.check_pending(self._engine.state, EngineState.CALLING)
-        return tuple(self._engine.recv_call(timeout))
-
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """The values of an attribute, looked up through the wrappers; what a method returns, if it is one."""
-        return self.call(name)
-
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute where it exists, else of the outermost wrappers.
-
-        Args:
-            name: Its name.
-            values: A list or tuple has a value for each environment; anything else is the value of all.
-        """
-        batches.check_idle(self._engine.state, "set_attr")
-        if not isinstance(values, (list, tuple)):
-            self._call("set_attr", _env_access.set_wrapper_attr, name, values)
-        elif len(values) != self.num_envs:
-            raise ConfigError(
-                f"set_attr({name!r}, ...) got a {type(values).__name__} of {len(values)} values for {self.num_envs} "
-                "environments: a list or tuple must have one for each"
-            )
-        else:
-            self._call("set_attr", _env_access.set_wrapper_attr, name, each=[(value,) for value in values])
-
-    def render(self) -> tuple[Any, ...]:
-        """What each environment renders."""
-        return self.call("render")
-
-    @property  # type: ignore[misc]
-    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """A copy of each environment's random generator."""
-        return self.get_attr("np_random")
-
-    @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The seed of each environment's generator."""
-        return self.get_attr("np_random_seed")
-
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the environments and end the workers, in bounded time.
 
@@ -332,9 +276,6 @@ class SharedMemVectorEnv(VectorEnv[Any, Any, Any]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _call(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-        return self._engine.call(name, function, *args, env_ids=range(self.num_envs), **options)
 
     def _batched(self, observations: Any) -> Any:
         return batches.with_tuples(observations, self._tree) if self._has_objects else observations
