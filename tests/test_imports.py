@@ -27,8 +27,8 @@ FLOORS = [
     "_core.building _core.moving _core.returns _core.surroundings _core.runner _core.worker _core.factories "
     "_core.launch _core.forkserver",
     # the parent
-    "_core.handle _core.replies _core.restarts _core.recycling _core.starter _core.pool _core.results _core.engine "
-    "_core.crew _core.succession _core.processes _core.serial _core.engines",
+    "_core.handle _core.replies _core.restarts _core.recycling _core.starter _core.leases _core.pool _core.results "
+    "_core.engine _core.crew _core.succession _core.processes _core.serial _core.engines",
     # one module a framework
     "_spaces _env_access _sb3_adapter _baselines_adapter _seeding _vector_adapter _vector_infos _vector_batches "
     "_vector_calls _sb3_render sb3 gymnasium baselines _make_vec",

@@ -61,7 +61,7 @@ class SharedMemVectorEnv(VectorCalls):
     Args:
         env_fns: One function an environment, which makes it. They run in the workers only.
         shared_memory: Without effect: what can travel in shared memory always does.
-        copy: False hands out the observations as the very arrays that the next call overwrites.
+        copy: False hands out observations without a copy, in memory that nothing writes to while they are alive.
         context: Another name of ``start_method``.
         daemon: Without effect: workers may start processes, and never outlive this one.
         worker: Must be None: workers here serve several environments and have no pipe.

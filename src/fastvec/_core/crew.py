@@ -19,6 +19,7 @@ from fastvec._core.config import EngineConfig
 from fastvec._core.engine import Engine, EngineState
 from fastvec._core.failures import reason_of
 from fastvec._core.handle import WorkerHandle, death_of
+from fastvec._core.leases import Banks
 from fastvec._core.pickles import dumps
 from fastvec._core.pool import WorkerPool
 from fastvec._core.protocol import NO_NEWS, Adapter, Opcode, Status, StepNews
@@ -48,8 +49,9 @@ class Crew(Engine, ABC):
         assert self._pool.views is not None
         self._views = self._pool.views
         self._slices = [worker.env_ids for worker in self._pool.workers]
+        self._banks = Banks(self._views)
         self._batch = BatchReader(
-            self.description, self._views, self._slices, pickle.loads, copy=config.copy, remember=config.restart
+            self.description, self._views, self._slices, pickle.loads, self._banks, remember=config.restart
         )
         # Who steps each environment.
         self._owners = [worker for worker in self._pool.workers for _ in worker.env_ids]
@@ -78,13 +80,14 @@ class Crew(Engine, ABC):
         self._opcode = opcode
         self._replies.expect(workers)
         self._news = [NO_NEWS] * self._views.layout.num_workers
+        bank = self._banks.current
         if messages is None:
             for worker in workers:
-                worker.command(opcode, code)
+                worker.command(opcode, code, bank)
             return
         for worker, message in zip(workers, messages, strict=True):
             try:
-                worker.command(opcode)
+                worker.command(opcode, code, bank)
                 worker.channel.send(message, deadline=deadline, sentinel=worker.process.sentinel)
             except Gone:
                 self._lose(worker, death_of(worker, name))

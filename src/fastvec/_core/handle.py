@@ -94,10 +94,10 @@ class WorkerHandle:
             else:
                 self.channel.close()
 
-    def command(self, opcode: int, code: int = 0) -> None:
+    def command(self, opcode: int, code: int = 0, bank: int = 0) -> None:
         """Give the worker something to do; what does not fit in a row follows on the channel."""
         command = self._command
-        command[1], command[2] = opcode, code
+        command[1], command[2], command[3] = opcode, code, bank
         self.sequence += 1
         command[0] = self.sequence
         self.command_bell.ring()

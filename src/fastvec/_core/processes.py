@@ -65,6 +65,7 @@ class ProcessEngine(Succession):
             self._recycling.count_resets(chosen)
         deadline = deadline_after(self._config.reset_timeout)  # successors had a time of their own
         self._resets, self._chosen = messages, chosen
+        self._banks.advance(keep=reset.mask is not None)
         workers = [self._pool.workers[index] for index in messages]
         self._command(Opcode.RESET, "reset", workers, list(messages.values()), deadline)
 
@@ -91,6 +92,7 @@ class ProcessEngine(Succession):
         self._settle("step", deadline)
         self._recycle()
         deadline = deadline_after(self._config.step_timeout)  # successors had a time of their own
+        self._banks.advance(keep=bool(self._untold))
         if array is not None:
             self._views.actions(code)[...] = array
             self._command(Opcode.STEP, "step", self._working, None, deadline, code)
@@ -171,7 +173,7 @@ class ProcessEngine(Succession):
         # Whatever refers to the block, so that its memory goes now.
         self._replies.expect([])
         self._owners, self._working, self._news, self._received = [], [], [], None
-        del self._views, self._batch
+        del self._views, self._banks, self._batch
 
     def disown(self) -> None:
         """In a forked child: these environments are its parent's."""

@@ -1,7 +1,7 @@
 """What comes out of a step: the arrays of the block copied, the news of the slices put in their places.
 
-Both engines read their batches here, so that they cannot differ. Nothing that is handed out aliases the block,
-unless observations are not to be copied.
+Both engines read their batches here, so that they cannot differ. Nothing that is handed out aliases the block but
+observations that are lent.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fastvec._core.infos import InfoReader
 from fastvec._core.layout import BatchViews, StepFlag
+from fastvec._core.leases import Banks
 from fastvec._core.protocol import NO_NEWS, StepNews
 from fastvec._core.structure import EnvDescription, build
 
@@ -25,7 +26,7 @@ _NONE: Mapping[int, Any] = {}
 
 
 class StepResult(NamedTuple):
-    """One step of all environments. Every array and dict is fresh and the caller's, observations if they are copied.
+    """One step of all environments. Every array and dict is the caller's, and nothing writes to it any more.
 
     Attributes:
         observations: Arrays ``(num_envs, *shape)`` of the declared dtypes, nested as declared. Where an episode
@@ -60,7 +61,7 @@ class BatchReader:
         views: The arrays.
         slices: The environments of each runner.
         thaw: Undoes the runners' ``freeze``.
-        copy: Whether to hand out copies of the observations, or the arrays themselves.
+        banks: Which of the arrays have the observations, and whether to copy them.
         remember: Whether a slice may be lost, so that its last observations have to be kept.
     """
 
@@ -70,11 +71,11 @@ class BatchReader:
         views: BatchViews,
         slices: Iterable[range],
         thaw: Callable[[Any], Any],
+        banks: Banks,
         *,
-        copy: bool = True,
         remember: bool = False,
     ) -> None:
-        self._copy, self._thaw = copy, thaw
+        self._banks, self._thaw = banks, thaw
         self._tree = description.observation
         self._views = views
         self._num_envs = views.layout.num_envs
@@ -85,7 +86,7 @@ class BatchReader:
         self._slices = [reader.env_ids for reader in self._readers.values()]
         # The last value of each leaf that travels as an object, for who is not reset when others are.
         self._objects: dict[tuple[int, int], Any] = {}
-        self._last = [array.copy() for array in self._copied()] if remember else []
+        self._last = self._handed_out(lend=False) if remember else []
 
     def step(
         self, news: list[StepNews], cut_off: Mapping[int, dict[str, Any]] = _NONE, with_finals: bool = True
@@ -101,7 +102,7 @@ class BatchReader:
         for env_id in cut_off:
             self._views.rewards[env_id] = self._views.info_codes[env_id] = 0
             self._views.flags[env_id] = StepFlag.TRUNCATED
-        arrays = self._copied()
+        arrays = self._handed_out()
         flags = self._views.flags.tobytes()
         finals: dict[int, Any] = {}
         reset_infos: dict[int, Any] = {}
@@ -130,7 +131,7 @@ class BatchReader:
         if not with_finals:
             self._show_last(cut_off, arrays)
             # Whoever is not reset shows it again.
-            self._show_last(cut_off, self._views.observations)
+            self._show_last(cut_off, self._banks.arrays)
         self._remember(arrays)
         return StepResult(
             build(self._tree, iter(arrays)), self._views.rewards.copy(), flags, infos, finals, reset_infos
@@ -182,7 +183,8 @@ class BatchReader:
             news: By slot.
             cut_off: Environments that are not reset, whose runners were lost and replaced: the next step tells of it.
         """
-        arrays = self._copied()
+        # The next step shows what is there of those that are cut off.
+        arrays = self._handed_out(lend=not cut_off)
         infos: list[dict[Any, Any]] = [{} for _ in range(self._num_envs)]
         for slot, reader in self._readers.items():
             self._fill_objects(news[slot], reader.env_ids, arrays)
@@ -205,11 +207,9 @@ class BatchReader:
             self._objects[leaf, env_ids[row]] = copy.deepcopy(frozen)
             arrays[leaf][env_ids[row]] = self._thaw(frozen)
 
-    def _copied(self) -> list[NDArray[Any]]:
-        return [
-            np.empty(self._num_envs, object) if array is None else array.copy() if self._copy else array
-            for array in self._views.observations
-        ]
+    def _handed_out(self, *, lend: bool = True) -> list[NDArray[Any]]:
+        arrays = self._banks.hand_out(lend=lend)
+        return [np.empty(self._num_envs, object) if array is None else array for array in arrays]
 
 
 class _SliceReader:

@@ -75,31 +75,32 @@ class EnvRunner:
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         succeeds: bool = False,
     ) -> None:
-        self.envs = envs
-        self._at = at
+        self.envs, self._at = envs, at
         # What each step steps: without those that another worker steps yet, or already.
         self._stepped: list[tuple[int, Any]] = [] if succeeds else list(enumerate(envs))
-        self._retiring = False
+        self._retiring, self._mode = False, autoreset_mode
         # Those that the next step leaves out.
         self._held: set[int] = set()
-        self._mode = autoreset_mode
         self._options = AutomaticOptions(reset_options, env_ids)
         # The rows that the next step resets, in NEXT_STEP mode.
         self._ended: set[int] = set()
         self._env_ids = env_ids
-        self._tree = description.observation
-        self._freeze = freeze
+        self._tree, self._freeze = description.observation, freeze
         rows = slice(env_ids.start, env_ids.stop)
         self._rewards = views.rewards[rows].data
         self._flags = views.flags[rows].data
         self._infos = InfoWriter(views.info_codes[rows], views.info_cells[rows], freeze)
-        observations = [a if a is None else a[rows] for a in views.observations]
-        self._observations = ObservationWriter(self._tree, observations, unsafe_casts=unsafe_casts)
-        self._write = self._observations.writer()
+        banks = [[a if a is None else a[rows] for a in bank] for bank in views.banks]
+        writer = ObservationWriter(self._tree, banks[0], unsafe_casts=unsafe_casts)
+        guard = NanGuard(env_ids, list(leaves(self._tree)), banks[0], views.rewards[rows]) if check_nan else None
+        self._banks = [(one := writer.twin(bank), one.writer(), guard and guard.twin(bank)) for bank in banks]
         self._finals = [a if a is None else a[rows] for a in views.finals]
-        self._nans = (
-            NanGuard(env_ids, list(leaves(self._tree)), observations, views.rewards[rows]) if check_nan else None
-        )
+        self.use(0)
+
+    def use(self, bank: int) -> None:
+        """Write observations to this bank from now on."""
+        self.bank = bank
+        self._observations, self._write, self._nans = self._banks[bank]
 
     def reset(
         self,

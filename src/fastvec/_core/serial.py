@@ -17,6 +17,7 @@ from fastvec._core.config import EngineConfig
 from fastvec._core.engine import Call, CallOutcome, Engine, EngineState, Reset
 from fastvec._core.failures import EnvFailure, RemoteFailure
 from fastvec._core.layout import BatchLayout, BatchViews
+from fastvec._core.leases import Banks, banks_for
 from fastvec._core.protocol import Adapter, CallRequest, StepNews
 from fastvec._core.results import BatchReader, ResetResult, StepResult
 from fastvec._core.runner import EnvRunner
@@ -45,7 +46,8 @@ class SerialEngine(Engine):
         except BaseException:
             close_envs(self.envs)
             raise
-        layout = BatchLayout.of(self.description, self.num_envs, 0)
+        banks = banks_for(self.description, self.num_envs, copy=config.copy)
+        layout = BatchLayout.of(self.description, self.num_envs, 0, banks)
         views = BatchViews(layout, np.zeros(layout.nbytes, np.uint8))
         self._runner = EnvRunner(
             self.envs,
@@ -59,7 +61,8 @@ class SerialEngine(Engine):
             reset_options=config.reset_options,
             autoreset_mode=config.autoreset_mode,
         )
-        self._batch = BatchReader(self.description, views, [env_ids], lambda frozen: frozen, copy=config.copy)
+        self._banks = Banks(views)
+        self._batch = BatchReader(self.description, views, [env_ids], lambda frozen: frozen, self._banks)
         self._request: Any = None
 
     def _start_reset(self, reset: Reset, deadline: float | None) -> None:
@@ -67,7 +70,7 @@ class SerialEngine(Engine):
         self._request = rows, [reset.arguments[row] for row in rows]
 
     def _finish_reset(self, deadline: float | None, seconds: float | None) -> ResetResult:
-        news = self._guarded(self._runner.reset, *self._request)
+        news = self._guarded(self._runner.reset, *self._request, keep=len(self._request[0]) < self.num_envs)
         self._batch.learn(0, news)
         return self._batch.reset([news])
 
@@ -76,7 +79,7 @@ class SerialEngine(Engine):
         self._request = objects if array is None else array.copy()
 
     def _finish_step(self, deadline: float | None, seconds: float | None) -> StepResult:
-        news = self._guarded(self._runner.step, self._request)
+        news = self._guarded(self._runner.step, self._request, keep=False)
         self._batch.learn(0, news)
         return self._batch.step([news])
 
@@ -97,14 +100,18 @@ class SerialEngine(Engine):
         except EnvFailure as failure:
             raise _own(failure) from failure.error.__cause__
 
-    def _guarded(self, function: Callable[..., StepNews], *args: Any) -> StepNews:
+    def _guarded(self, function: Callable[..., StepNews], *args: Any, keep: bool) -> StepNews:
         # Where Ctrl-C comes amid the environments, they can be stepped and reset again.
         self.state = EngineState.IDLE
+        self._banks.advance(keep=keep)
+        self._runner.use(self._banks.current)
         try:
             return function(*args)
         except EnvFailure as failure:
             error = _own(failure)
-            if not isinstance(error, KeyboardInterrupt):
+            if isinstance(error, KeyboardInterrupt):
+                self._banks.keep_rows(slice(failure.env_index, None))
+            else:
                 self.state = EngineState.BROKEN
                 first_line = f"{type(error).__name__}: {error}".splitlines()[0]
                 self._why_broken = f"the environments ended with an error before ({first_line})"

@@ -171,6 +171,8 @@ class _Server:
         while True:
             self._await_command(sequence)
             sequence, opcode, code = command[0], command[1], command[2]
+            if command[3] != runner.bank:
+                runner.use(command[3])
             if opcode == step:
                 # A copy, as environments may keep the action that they were given.
                 actions = views.actions(code)[self._rows].copy()
