@@ -3,7 +3,7 @@
 The block has several *banks*, each a place for the observations of all environments. A command writes to one of them,
 the current one. Where a batch is handed out without a copy its bank is *lent*: all arrays of the batch have one object
 as their base, which lives as long as they, their views, or what other libraries make of them. With it the bank comes
-back::
+back. With three banks, say::
 
     step   written to   handed out                 lent     because
     1      bank 0       arrays over bank 0         0
@@ -37,9 +37,10 @@ from fastvec._core.structure import EnvDescription
 
 __all__ = ["BANKS", "Banks", "banks_for"]
 
-#: Learners hold the last observations while the next ones are written, and some the ones before: SB3's off-policy
-#: algorithms over VecNormalize, say.
-BANKS = 3
+#: One is handed out, another is left for the next command, and two are for what a learner holds meanwhile: all hold the
+#: last observations, as SB3's do, and ``before, now = now, venv.step(...)`` also those before. The lowest free bank is
+#: taken, so those that a learner does not need cost memory and no time.
+BANKS = 4
 
 #: A batch of fewer bytes is copied sooner than lent.
 LEAST_BYTES = 1 << 15
