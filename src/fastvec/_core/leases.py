@@ -42,8 +42,9 @@ __all__ = ["BANKS", "Banks", "banks_for"]
 #: taken, so those that a learner does not need cost memory and no time.
 BANKS = 4
 
-#: A batch of fewer bytes is copied sooner than lent.
-LEAST_BYTES = 1 << 15
+#: Smaller batches are copied all the same. To lend one costs 5 us whatever its size; to copy it 1.5 us, 3.5 us for
+#: 64 KB, 5.5 us for 128 KB, 56 us for 0.9 MB (32 images of 84 x 84 x 4) and 330 us for 4 MB.
+LEAST_BYTES = 1 << 17
 
 
 def banks_for(description: EnvDescription, num_envs: int, *, copy: bool) -> int:
