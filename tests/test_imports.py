@@ -24,11 +24,11 @@ FLOORS = [
     "_core.channel _core.shm _core.sharing _core.sync _core.lineage _core.stacks _core.pickles _core.failures "
     "_core.output _core.protocol",
     # inside one process, or one process
-    "_core.building _core.moving _core.returns _core.surroundings _core.runner _core.worker _core.factories "
-    "_core.launch _core.forkserver",
+    "_core.building _core.moving _core.returns _core.surroundings _core.runner _core.partial_runner _core.worker "
+    "_core.factories _core.launch _core.forkserver",
     # the parent
     "_core.handle _core.replies _core.restarts _core.recycling _core.starter _core.leases _core.pool _core.results "
-    "_core.engine _core.crew _core.succession _core.processes _core.serial _core.engines",
+    "_core.engine _core.crew _core.succession _core.partial_steps _core.processes _core.serial _core.engines",
     # one module a framework
     "_spaces _env_access _sb3_adapter _baselines_adapter _seeding _vector_adapter _vector_infos _vector_batches "
     "_vector_calls _sb3_render sb3 gymnasium baselines _make_vec",

@@ -21,6 +21,7 @@ from fastvec.errors import ActionError, ConfigError
 
 __all__ = [
     "check_idle",
+    "check_open",
     "check_pending",
     "resolve_mode",
     "single_space",
@@ -145,7 +146,7 @@ def with_finals(
 
 def check_idle(state: EngineState, function: str) -> None:
     """Raise Gymnasium's errors unless something new can be asked for."""
-    _check_open(state, function)
+    check_open(state, function)
     if state in PENDING:
         raise AlreadyPendingCallError(
             f"Calling `{function}` while waiting for a pending call to `{state.value}` to complete.", state.value
@@ -155,11 +156,11 @@ def check_idle(state: EngineState, function: str) -> None:
 def check_pending(state: EngineState, wanted: EngineState) -> None:
     """Raise Gymnasium's errors unless what is waited for has been asked for."""
     name = wanted.value
-    _check_open(state, f"{name}_wait")
+    check_open(state, f"{name}_wait")
     if state is not wanted and (state in PENDING or state is EngineState.IDLE):
         raise NoAsyncCallError(f"Calling `{name}_wait` without any prior call to `{name}_async`.", name)
 
 
-def _check_open(state: EngineState, function: str) -> None:
+def check_open(state: EngineState, function: str) -> None:
     if state is EngineState.CLOSED:
         raise ClosedEnvironmentError(f"{function}() is not possible: the environments have been closed")

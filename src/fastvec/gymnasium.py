@@ -6,6 +6,7 @@ as a dict of arrays, ``*_async`` and ``*_wait``) and nothing of processes.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -255,6 +256,46 @@ class SharedMemVectorEnv(VectorCalls):
             if self.autoreset_mode is AutoresetMode.SAME_STEP:
                 said = batches.with_finals(infos, self._ended.tolist(), finals, reset_infos)
         return self._batched(observations), rewards, terminations, truncations, vectorize_infos(said, self.num_envs)
+
+    def send(self, actions: Any, env_ids: Sequence[int] | NDArray[np.integer[Any]] | None = None) -> None:
+        """Start a step of some environments, while others may be pending; :meth:`recv` gives those that are ready.
+
+        Args:
+            actions: One for each of ``env_ids``, in their order, as a batch or a sequence.
+            env_ids: Whose they are: none may be pending. None for all, in their order.
+
+        Raises:
+            ActionError: They do not fit the action space, or an index is wrong; nothing has been sent.
+            CallError: One of these environments has not been received since its last action.
+        """
+        if self._engine.state is not EngineState.SENDING:
+            batches.check_idle(self._engine.state, "send")
+        chosen = range(self.num_envs) if env_ids is None else [operator.index(env_id) for env_id in env_ids]
+        action = self._engine.description.action
+        if not isinstance(action, Leaf):
+            actions = list(batches.unbatched(actions, action, self.action_space, len(chosen), "actions"))
+        self._engine.send_some(actions, chosen)
+
+    def recv(self, min_envs: int = 1, timeout: float | None = None) -> VectorStep:
+        """Finish the step of the environments that are ready, and of as many as it takes to have ``min_envs`` of them.
+
+        Args:
+            min_envs: At least so many.
+            timeout: Seconds to wait; None for ``step_timeout``. After a :class:`~fastvec.errors.WorkerTimeoutError` all
+                is still pending, and those that are ready can be received with a lower ``min_envs``.
+
+        Returns:
+            What :meth:`step` returns, all of it fresh, with a row for each of ``infos["env_ids"]``: ``(k,) int64``, in
+            the order in which they were ready.
+        """
+        batches.check_open(self._engine.state, "recv")
+        env_ids, observations, rewards, flags, infos, finals, reset_infos = self._engine.recv_some(min_envs, timeout)
+        terminations, truncations = flags & _TERMINATED != 0, flags & _TRUNCATED != 0
+        said: Iterator[tuple[int, dict[str, Any]]] = enumerate(infos)
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            said = batches.with_finals(infos, (terminations | truncations).tolist(), finals, reset_infos)
+        vectorized = vectorize_infos(said, len(env_ids)) | {"env_ids": env_ids}
+        return self._batched(observations), rewards, terminations, truncations, vectorized
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the environments and end the workers, in bounded time.

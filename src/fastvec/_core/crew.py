@@ -25,7 +25,7 @@ from fastvec._core.pool import WorkerPool
 from fastvec._core.protocol import NO_NEWS, Adapter, Opcode, Status, StepNews
 from fastvec._core.replies import Replies, WorkerLost
 from fastvec._core.results import BatchReader
-from fastvec.errors import WorkerTimeoutError
+from fastvec.errors import InfoError, WorkerTimeoutError
 
 __all__ = ["Crew"]
 
@@ -143,6 +143,9 @@ class Crew(Engine, ABC):
         for env_id in env_ids:
             self._owners[env_id] = worker
         self._working = list(dict.fromkeys(self._owners))
+
+    def _break_unreadable(self, error: Exception) -> NoReturn:
+        self._break(InfoError(f"what an environment returned cannot be unpickled here: {error!r}"), error)
 
     def _break(self, error: BaseException, cause: BaseException | None = None, note: str = "") -> NoReturn:
         """Raise an error that ends this engine; the healthy workers close their environments meanwhile."""

@@ -97,8 +97,8 @@ class NanGuard:
                 self._check(row, "the last observation", value, when)
 
     def after_step(self) -> int | None:
-        """All environments were stepped: the first row that is not finite, if any."""
-        self._steps += 1
+        """All that are looked at were stepped: the first row that is not finite, if any."""
+        self._steps += self._watched
         for array in (self._rewards, *(part for _, part in self._parts)):
             finite = np.isfinite(array)
             if not finite.all():

@@ -2,7 +2,8 @@
 
 :class:`ProcessEngine` says what a reset, a step and a call are to its workers: which command, to
 whom, and what becomes of the replies. Who takes the place of whom it leaves to the
-:class:`~fastvec._core.succession.Succession`, what the arrays mean to :mod:`fastvec._core.results`.
+:class:`~fastvec._core.succession.Succession`, who is ready first to :mod:`fastvec._core.partial_steps`, what the arrays
+mean to :mod:`fastvec._core.results`.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from fastvec._core.config import AutoresetMode, EngineConfig
 from fastvec._core.engine import Call, CallOutcome, EngineState, Reset
 from fastvec._core.handle import WorkerHandle
 from fastvec._core.lineage import close_in_children
+from fastvec._core.partial_steps import PartialSteps
 from fastvec._core.protocol import Adapter, CallRequest, Opcode, ResetRequest, Status
 from fastvec._core.replies import WorkerLost
 from fastvec._core.results import ResetResult, StepResult
-from fastvec._core.succession import Succession
-from fastvec.errors import InfoError, WorkerTimeoutError
+from fastvec.errors import WorkerTimeoutError
 
 __all__ = ["ProcessEngine"]
 
 
-class ProcessEngine(Succession):
+class ProcessEngine(PartialSteps):
     """Environments in worker processes.
 
     Args:
@@ -37,6 +38,7 @@ class ProcessEngine(Succession):
 
     def __init__(self, config: EngineConfig, env_fns: Sequence[Callable[[], Any]], adapter: Adapter) -> None:
         super().__init__(config, env_fns, adapter)
+        self._forget_some()
         # Of the reset that is pending: what each worker was sent, and whom it concerns.
         self._resets: dict[int, bytes] = {}
         self._chosen: list[int] = []
@@ -122,7 +124,7 @@ class ProcessEngine(Succession):
         try:
             return read(*args)
         except Exception as error:
-            self._break(InfoError(f"what an environment returned cannot be unpickled here: {error!r}"), error)
+            self._break_unreadable(error)
 
     def _start_call(self, call: Call) -> None:
         self._settle(call.name, None)

@@ -61,6 +61,7 @@ class Opcode(IntEnum):
     CLOSE = 5
     RETIRE = 6  # a list of rows follows on the channel
     ADOPT = 7
+    STEP_SOME = 8  # a dict of actions by row follows on the channel
 
 
 class Status(IntEnum):

@@ -52,6 +52,16 @@ class Replies:
         self._next_line = self._since + self._watchdog
         self.missing = {worker.slot: worker for worker in workers}
 
+    def add(self, worker: WorkerHandle) -> None:
+        """From now on the reply of this worker is missing, too."""
+        if not self.missing:
+            self.expect([])
+        self.missing[worker.slot] = worker
+
+    def put_first(self, worker: WorkerHandle) -> None:
+        """The reply of this worker is there: the next one to take."""
+        self.missing = {worker.slot: worker, **self.missing}
+
     def next(self, name: str, deadline: float | None, seconds: float | None) -> tuple[WorkerHandle, int, bytes]:
         """One of the missing replies: whose it is, its status and its payload. It stays missing.
 

@@ -19,7 +19,7 @@ from fastvec._core.leases import Banks
 from fastvec._core.protocol import NO_NEWS, StepNews
 from fastvec._core.structure import EnvDescription, build
 
-__all__ = ["BatchReader", "ResetResult", "StepResult"]
+__all__ = ["BatchReader", "Part", "ResetResult", "SomeResult", "StepResult"]
 
 _FINAL_IN_BLOCK = StepFlag.FINAL_IN_BLOCK.value
 _NONE: Mapping[int, Any] = {}
@@ -51,6 +51,35 @@ class ResetResult(NamedTuple):
 
     observations: Any
     infos: list[dict[Any, Any]]
+
+
+class SomeResult(NamedTuple):
+    """One step of some environments, see :class:`StepResult`; all is in the order of ``env_ids``.
+
+    Attributes:
+        env_ids: ``(k,) int64``, in the order in which they were ready.
+        observations: Arrays ``(k, *shape)``, fresh.
+        rewards: ``(k,) float64``.
+        flags: ``(k,) uint8``.
+        infos: k of them.
+        finals, reset_infos: By place in ``env_ids``.
+    """
+
+    env_ids: NDArray[np.int64]
+    observations: Any
+    rewards: NDArray[np.float64]
+    flags: NDArray[np.uint8]
+    infos: list[dict[Any, Any]]
+    finals: dict[int, Any]
+    reset_infos: dict[int, Any]
+
+
+class Part(NamedTuple):
+    """Environments that one runner has stepped together: its slot, their rows in ascending order, and its news."""
+
+    slot: int
+    rows: list[int]
+    news: StepNews
 
 
 class BatchReader:
@@ -121,9 +150,7 @@ class BatchReader:
         if flags != self._no_flags:
             for index, flag in enumerate(flags):
                 if flag & _FINAL_IN_BLOCK:
-                    finals[index] = build(
-                        self._tree, (a[index, ...].copy() for a in self._views.finals if a is not None)
-                    )
+                    finals[index] = self._final(index)
         for env_id, info in cut_off.items():
             infos[env_id] = {"worker_restarted": dict(info)}
             if with_finals:
@@ -136,6 +163,41 @@ class BatchReader:
         return StepResult(
             build(self._tree, iter(arrays)), self._views.rewards.copy(), flags, infos, finals, reset_infos
         )
+
+    def some(self, parts: Sequence[Part]) -> SomeResult:
+        """The result of a step of some environments."""
+        finals: dict[int, Any] = {}
+        reset_infos: dict[int, Any] = {}
+        infos: list[dict[Any, Any]] = [{}] * self._num_envs
+        objects = [np.empty(self._num_envs, object) for _ in self._banks.arrays]
+        env_ids: list[int] = []
+        for part in parts:
+            reader = self._readers[part.slot]
+            reader.rows = set(part.rows)
+            reader.read(part.news, infos, finals, reset_infos)
+            reader.rows = None
+            self._fill_objects(part.news, reader.env_ids, objects)
+            env_ids.extend(reader.env_ids[row] for row in part.rows)
+        flags = self._views.flags[env_ids]
+        for env_id, flag in zip(env_ids, flags.tolist(), strict=True):
+            if flag & _FINAL_IN_BLOCK:
+                finals[env_id] = self._final(env_id)
+        arrays = (
+            (values if array is None else array)[env_ids]
+            for array, values in zip(self._banks.arrays, objects, strict=True)
+        )
+        return SomeResult(
+            np.array(env_ids, np.int64),
+            build(self._tree, arrays),
+            self._views.rewards[env_ids],
+            flags,
+            [infos[env_id] for env_id in env_ids],
+            {place: finals[env_id] for place, env_id in enumerate(env_ids) if env_id in finals},
+            {place: reset_infos[env_id] for place, env_id in enumerate(env_ids) if env_id in reset_infos},
+        )
+
+    def _final(self, env_id: int) -> Any:
+        return build(self._tree, (a[env_id, ...].copy() for a in self._views.finals if a is not None))
 
     def replaced(self, index: int, slot: int) -> None:
         """The runner of a slice is a new one, in this slot, which announces its schemas anew."""

@@ -134,7 +134,7 @@ class EnvRunner:
             self._release(self._held.intersection(rows))
         return self._news("reset", NO_NEWS._replace(reset_infos=reset_infos))
 
-    def step(self, actions: Sequence[Any]) -> StepNews:
+    def step(self, actions: Sequence[Any] | Mapping[int, Any]) -> StepNews:
         """Step every environment with its action, and reset those whose episode ends, now or at the next step.
 
         Args:

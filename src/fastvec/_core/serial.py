@@ -6,6 +6,7 @@ It is the oracle of the tests, the place to set a breakpoint, and what replaces 
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,9 +19,9 @@ from fastvec._core.engine import Call, CallOutcome, Engine, EngineState, Reset
 from fastvec._core.failures import EnvFailure, RemoteFailure
 from fastvec._core.layout import BatchLayout, BatchViews
 from fastvec._core.leases import Banks, banks_for
+from fastvec._core.partial_runner import PartialRunner
 from fastvec._core.protocol import Adapter, CallRequest, StepNews
-from fastvec._core.results import BatchReader, ResetResult, StepResult
-from fastvec._core.runner import EnvRunner
+from fastvec._core.results import BatchReader, Part, ResetResult, SomeResult, StepResult
 
 __all__ = ["SerialEngine"]
 
@@ -49,7 +50,7 @@ class SerialEngine(Engine):
         banks = banks_for(self.description, self.num_envs, copy=config.copy)
         layout = BatchLayout.of(self.description, self.num_envs, 0, banks)
         views = BatchViews(layout, np.zeros(layout.nbytes, np.uint8))
-        self._runner = EnvRunner(
+        self._runner = PartialRunner(
             self.envs,
             env_ids,
             self.description,
@@ -64,6 +65,7 @@ class SerialEngine(Engine):
         self._banks = Banks(views)
         self._batch = BatchReader(self.description, views, [env_ids], lambda frozen: frozen, self._banks)
         self._request: Any = None
+        self._forget_some()
 
     def _start_reset(self, reset: Reset, deadline: float | None) -> None:
         rows = [row for row in range(self.num_envs) if reset.mask is None or reset.mask[row]]
@@ -82,6 +84,24 @@ class SerialEngine(Engine):
         news = self._guarded(self._runner.step, self._request, keep=False)
         self._batch.learn(0, news)
         return self._batch.step([news])
+
+    def _start_some(self, array: Any, code: int, objects: list[Any], env_ids: Sequence[int]) -> None:
+        actions = objects if array is None else list(array.copy())
+        self._queue.update(zip(env_ids, actions, strict=True))
+
+    def _finish_some(self, least: int, deadline: float | None, seconds: float | None) -> SomeResult:
+        # Those that have waited longest; that they are ready is no merit of theirs.
+        rows = sorted(itertools.islice(self._queue, least))
+        actions = {row: self._queue.pop(row) for row in rows}
+        news = self._guarded(self._runner.step_some, actions, keep=True)
+        self._batch.learn(0, news)
+        return self._batch.some([Part(0, rows, news)])
+
+    def _settle_some(self) -> None:
+        """They are stepped when they are received."""
+
+    def _forget_some(self) -> None:
+        self._queue: dict[int, Any] = {}
 
     def _start_call(self, call: Call) -> None:
         self._request = CallRequest(call.name, call.function, call.args, call.kwargs, call.env_ids, call.each)

@@ -24,6 +24,7 @@ from fastvec._core.failures import EnvFailure, RemoteFailure
 from fastvec._core.layout import BatchLayout, BatchViews
 from fastvec._core.lineage import die_with, lead_group
 from fastvec._core.output import end_output
+from fastvec._core.partial_runner import PartialRunner
 from fastvec._core.pickles import dumps_home, freeze
 from fastvec._core.protocol import (
     NO_NEWS,
@@ -37,7 +38,6 @@ from fastvec._core.protocol import (
     WorkerInit,
     WorkerPayload,
 )
-from fastvec._core.runner import EnvRunner
 from fastvec._core.sharing import received
 from fastvec._core.shm import SharedBlock
 from fastvec._core.stacks import write_stacks_to
@@ -57,6 +57,7 @@ _SHORT_GAP = 200e-6
 #: What a command with a message is called where the message cannot be read.
 _COMMANDS = {
     Opcode.STEP_OBJECTS: "step",
+    Opcode.STEP_SOME: "step",
     Opcode.RESET: "reset",
     Opcode.RETIRE: "moving to another worker",
     Opcode.ADOPT: "moving from another worker",
@@ -120,7 +121,7 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
     except Gone:  # the parent gave up, perhaps because of another worker's environments
         close_envs(envs)
         raise
-    runner = EnvRunner(
+    runner = PartialRunner(
         envs,
         init.env_ids,
         description,
@@ -150,7 +151,7 @@ class _Server:
     def __init__(
         self,
         channel: Channel,
-        runner: EnvRunner,
+        runner: PartialRunner,
         views: BatchViews,
         init: WorkerInit,
         command_bell: Bell,
@@ -211,6 +212,8 @@ class _Server:
             arguments = pickle.loads(message)
         if command is Opcode.STEP_OBJECTS:
             return self._runner.step(arguments)
+        if command is Opcode.STEP_SOME:
+            return self._runner.step_some(arguments)
         if command is Opcode.RESET:
             reset: ResetRequest = arguments
             return self._runner.reset(*reset)
