@@ -399,7 +399,7 @@ def test_calls_after_an_error(way):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"copy": False}, "copy=False is not supported yet"),
+        ({"copy": "no"}, "copy must be True or False, got 'no'"),
         ({"in_series": 2, "num_workers": 3}, "in_series=2 puts 4 environments on 2 workers, but num_workers=3"),
         ({"start_method": "spawn", "context": "fork"}, "two names of one option"),
         ({"start_method": "illegal"}, "cannot find context for 'illegal'"),

@@ -23,6 +23,7 @@ from fastvec.errors import ActionError, ConfigError
 __all__ = [
     "batched_space",
     "check_idle",
+    "check_open",
     "check_pending",
     "one_each",
     "resolve_mode",
@@ -166,7 +167,7 @@ def with_finals(
 
 def check_idle(state: EngineState, function: str) -> None:
     """Raise Gymnasium's errors unless something new can be asked for."""
-    _check_open(state, function)
+    check_open(state, function)
     if state in PENDING:
         raise AlreadyPendingCallError(
             f"Calling `{function}` while waiting for a pending call to `{state.value}` to complete.", state.value
@@ -176,11 +177,11 @@ def check_idle(state: EngineState, function: str) -> None:
 def check_pending(state: EngineState, wanted: EngineState) -> None:
     """Raise Gymnasium's errors unless what is waited for has been asked for."""
     name = wanted.value
-    _check_open(state, f"{name}_wait")
+    check_open(state, f"{name}_wait")
     if state is not wanted and (state in PENDING or state is EngineState.IDLE):
         raise NoAsyncCallError(f"Calling `{name}_wait` without any prior call to `{name}_async`.", name)
 
 
-def _check_open(state: EngineState, function: str) -> None:
+def check_open(state: EngineState, function: str) -> None:
     if state is EngineState.CLOSED:
         raise ClosedEnvironmentError(f"{function}() is not possible: the environments have been closed")

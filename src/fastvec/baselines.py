@@ -79,6 +79,7 @@ class SharedMemVecEnv(SplitsBaselines):
         worker_env: Environment variables for the workers, or a function of the worker's index that returns them.
         worker_output: ``"prefix"`` has what workers print begin with ``[worker 1, envs 4-7]``, line by line.
         preload: Modules to import once in the fork server, besides those that the factories refer to.
+        copy: False hands out observations without a copy, in memory that nothing writes to while they are alive.
         reward_dtype: Floating dtype of the rewards: float64 as ``SubprocVecEnv`` makes of Python's floats.
         unsafe_casts: Cast observations into integer spaces even where that changes their values.
         check_nan: Raise a :class:`~fastvec.errors.NanError` where an environment returns NaN or infinity.
@@ -114,6 +115,7 @@ class SharedMemVecEnv(SplitsBaselines):
         context: str | None = "spawn",
         in_series: int | None = 1,
         *,
+        copy: bool = True,
         reward_dtype: DTypeLike = np.float64,
         allow_space_differences: bool = False,
         **engine_options: Unpack[EngineOptions],
@@ -131,6 +133,7 @@ class SharedMemVecEnv(SplitsBaselines):
             **options,
             in_series=None if in_series == 1 and options.get("num_workers") is not None else in_series,
             context=context,
+            copy=copy,
         )
         self.closed = False
         self.waiting = False

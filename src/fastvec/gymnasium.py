@@ -5,6 +5,7 @@ It knows what Gymnasium's learners rely on (batched spaces, autoreset modes, inf
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,7 +13,7 @@ import cloudpickle
 import gymnasium
 import numpy as np
 from gymnasium import Space, logger
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
@@ -30,6 +31,7 @@ from fastvec._seeding import Seeding, Seeds, check_seeding, seed_actions, seeds_
 from fastvec._spaces import registered_specs
 from fastvec._splits import SplitsVectorEnv
 from fastvec._vector_adapter import VectorAdapter
+from fastvec._vector_calls import VectorCalls
 from fastvec._vector_infos import vectorize_infos
 from fastvec.errors import CallError, ConfigError
 
@@ -46,7 +48,7 @@ VectorStep: TypeAlias = "tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDAr
 _TERMINATED, _TRUNCATED = StepFlag.TERMINATED.value, StepFlag.TRUNCATED.value
 
 
-class SharedMemVectorEnv(SplitsVectorEnv, VectorEnv[Any, Any, Any]):
+class SharedMemVectorEnv(SplitsVectorEnv, VectorCalls):
     """Many environments on few worker processes, with everything that a step moves in shared memory.
 
     Takes the place of Gymnasium's ``AsyncVectorEnv`` and, with ``num_workers=0``, of its ``SyncVectorEnv``; results
@@ -60,7 +62,7 @@ class SharedMemVectorEnv(SplitsVectorEnv, VectorEnv[Any, Any, Any]):
     Args:
         env_fns: One function an environment, which makes it. They run in the workers only.
         shared_memory, daemon: Without effect: shared memory is always used, and workers never outlive this process.
-        copy: False hands out the observations as the very arrays that the next call overwrites.
+        copy: False hands out observations without a copy, in memory that nothing writes to while they are alive.
         context: Another name of ``start_method``.
         worker: Must be None: workers here serve several environments and have no pipe.
         observation_mode: ``"same"`` wants equal spaces, ``"different"`` equal shapes; ``(batched, single)`` names them.
@@ -255,62 +257,45 @@ class SharedMemVectorEnv(SplitsVectorEnv, VectorEnv[Any, Any, Any]):
                 said = batches.with_finals(infos, self._ended.tolist(), finals, reset_infos)
         return self._batched(observations), rewards, terminations, truncations, vectorize_infos(said, self.num_envs)
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """What a method of each environment returns, or the values of an attribute."""
-        batches.check_idle(self._engine.state, "call_async")
-        known = None if args or kwargs else self._engine.came_along([f"{name}()", name], range(self.num_envs))
-        if known is None:
-            self.call_async(name, *args, **kwargs)
-            return self.call_wait()
-        return tuple(known)
-
-    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        """Start a :meth:`call`."""
-        batches.check_idle(self._engine.state, "call_async")
-        if name in ("reset", "step", "close"):
-            raise ConfigError(f"{name} cannot be called by call(): use {name}() of the vector environment itself")
-        self._engine.send_call(name, _env_access.call_or_get, name, *args, env_ids=range(self.num_envs), kwargs=kwargs)
-
-    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Finish the call.
+    def send(self, actions: Any, env_ids: Sequence[int] | NDArray[np.integer[Any]] | None = None) -> None:
+        """Start a step of some environments, while others may be pending; :meth:`recv` gives those that are ready.
 
         Args:
-            timeout: Seconds to wait. After a :class:`~fastvec.errors.WorkerTimeoutError` the call is still pending.
+            actions: One for each of ``env_ids``, in their order, as a batch or a sequence.
+            env_ids: Whose they are: none may be pending. None for all, in their order.
+
+        Raises:
+            ActionError: They do not fit the action space, or an index is wrong; nothing has been sent.
+            CallError: One of these environments has not been received since its last action.
         """
-        batches.check_pending(self._engine.state, EngineState.CALLING)
-        return tuple(self._engine.recv_call(timeout))
+        if self._engine.state is not EngineState.SENDING:
+            batches.check_idle(self._engine.state, "send")
+        chosen = range(self.num_envs) if env_ids is None else [operator.index(env_id) for env_id in env_ids]
+        action = self._engine.description.action
+        if not isinstance(action, Leaf):
+            actions = list(batches.unbatched(actions, action, self.action_space, len(chosen), "actions"))
+        self._engine.send_some(actions, chosen)
 
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """The values of an attribute, looked up through the wrappers; what a method returns, if it is one."""
-        return self.call(name)
-
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute where it exists, else of the outermost wrappers.
+    def recv(self, min_envs: int = 1, timeout: float | None = None) -> VectorStep:
+        """Finish the step of the environments that are ready, and of as many as it takes to have ``min_envs`` of them.
 
         Args:
-            name: Its name.
-            values: A list or tuple has a value for each environment; anything else is the value of all.
+            min_envs: At least so many.
+            timeout: Seconds to wait; None for ``step_timeout``. After a :class:`~fastvec.errors.WorkerTimeoutError` all
+                is still pending, and those that are ready can be received with a lower ``min_envs``.
+
+        Returns:
+            What :meth:`step` returns, all of it fresh, with a row for each of ``infos["env_ids"]``: ``(k,) int64``, in
+            the order in which they were ready.
         """
-        batches.check_idle(self._engine.state, "set_attr")
-        if isinstance(values, (list, tuple)):
-            each = batches.one_each(name, values, self.num_envs)
-            self._call("set_attr", _env_access.set_wrapper_attr, name, each=each, lasting=True)
-        else:
-            self._call("set_attr", _env_access.set_wrapper_attr, name, values, lasting=True)
-
-    def render(self) -> tuple[Any, ...]:
-        """What each environment renders."""
-        return self.call("render")
-
-    @property  # type: ignore[misc]
-    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """A copy of each environment's random generator."""
-        return self.get_attr("np_random")
-
-    @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The seed of each environment's generator."""
-        return self.get_attr("np_random_seed")
+        batches.check_open(self._engine.state, "recv")
+        env_ids, observations, rewards, flags, infos, finals, reset_infos = self._engine.recv_some(min_envs, timeout)
+        terminations, truncations = flags & _TERMINATED != 0, flags & _TRUNCATED != 0
+        said: Iterator[tuple[int, dict[str, Any]]] = enumerate(infos)
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            said = batches.with_finals(infos, (terminations | truncations).tolist(), finals, reset_infos)
+        vectorized = vectorize_infos(said, len(env_ids)) | {"env_ids": env_ids}
+        return self._batched(observations), rewards, terminations, truncations, vectorized
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the environments and end the workers, in bounded time.
@@ -332,9 +317,6 @@ class SharedMemVectorEnv(SplitsVectorEnv, VectorEnv[Any, Any, Any]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _call(self, name: str, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-        return self._engine.call(name, function, *args, env_ids=range(self.num_envs), **options)
 
     def _batched(self, observations: Any) -> Any:
         return batches.with_tuples(observations, self._tree) if self._has_objects else observations

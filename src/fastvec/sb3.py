@@ -88,7 +88,7 @@ class SharedMemVecEnv(SplitsVecEnv, VecEnv):
             in turn; a list of sets gives one to each worker. None leaves placement to the system.
         pin_learner: Bind this process to the CPUs that no worker has, until ``close()``.
         threads_per_worker: Cap on the threads of BLAS, OpenMP and torch in each worker; None for no cap.
-        copy: Must be True.
+        copy: False hands out observations without a copy, in memory that nothing writes to while they are alive.
         start_timeout: Seconds for all environments to be built, or None for no limit.
         reset_timeout: Seconds for a ``reset()``, or None.
         step_timeout: Seconds for a step, or None. A step that took too long can still be received by ``step_wait()``.
@@ -136,8 +136,6 @@ class SharedMemVecEnv(SplitsVecEnv, VecEnv):
         allow_space_differences: bool = False,
         **engine_options: Unpack[EngineOptions],
     ) -> None:
-        if not copy:
-            raise ConfigError("copy=False is not supported yet: returned arrays are always fresh copies")
         self._seeding = check_seeding(seeding)
         self._reward_dtype = np.dtype(reward_dtype)
         if self._reward_dtype.kind != "f":
@@ -151,6 +149,7 @@ class SharedMemVecEnv(SplitsVecEnv, VecEnv):
             start_method=start_method,
             context=context,
             with_step=with_step,
+            copy=copy,
         )
         self.closed = False
         self.waiting = False

@@ -25,6 +25,7 @@ layouts = st.builds(
     num_workers=st.integers(0, 4),
     observations=st.lists(st.none() | specs, max_size=4).map(tuple),
     action=st.none() | specs,
+    banks=st.integers(1, 3),
 )
 
 
@@ -41,7 +42,7 @@ def nbytes_of(shape, dtype):
 
 def all_views(views):
     named = [views.bells, views.commands, views.replies, views.mailbox, views.rewards, views.flags]
-    named += [views.info_codes, views.info_cells, *views.observations, *views.finals]
+    named += [views.info_codes, views.info_cells, *(a for bank in views.banks for a in bank), *views.finals]
     if views.layout.action is not None:
         named.append(views.actions(ACTION_DTYPES.index(np.dtype("d"))))
     return [view for view in named if view is not None]
@@ -94,7 +95,7 @@ def test_views_have_a_row_for_each_worker_or_environment(layout):
     assert (views.flags.shape, views.flags.dtype) == ((envs,), np.uint8)
     assert (views.info_codes.shape, views.info_codes.dtype) == ((envs,), np.int32)
     assert (views.info_cells.shape[0], views.info_cells.dtype) == (envs, np.float64)
-    for arrays in (views.observations, views.finals):
+    for arrays in (*views.banks, views.finals):
         for spec, array in zip(layout.observations, arrays, strict=True):
             assert (array is None) == (spec is None)
             if spec is not None:
@@ -144,7 +145,7 @@ def test_a_layout_follows_from_what_the_environments_declare():
     tree = DictNode(("image", "rest"), (Leaf(image), TupleNode((Leaf(None), Leaf(speed)))))
     action = ArraySpec((3,), np.dtype("f4"))
     layout = BatchLayout.of(EnvDescription(tree, Leaf(action), b""), 5, 2)
-    assert layout == BatchLayout(5, 2, (image, None, speed), action)
+    assert layout == BatchLayout(5, 2, (image, None, speed), action, 1)
     assert BatchLayout.of(EnvDescription(tree, TupleNode((Leaf(action),)), b""), 5, 2).action is None
     assert BatchLayout.of(EnvDescription(tree, Leaf(None), b""), 5, 2).action is None
 
@@ -154,9 +155,9 @@ def test_views_of_one_buffer_show_each_others_writes():
     layout = BatchLayout(2, 1, (ArraySpec((2,), np.dtype("f4")),), None)
     buffer = aligned_buffer(layout.nbytes)
     ours, theirs = BatchViews(layout, buffer), BatchViews(layout, buffer)
-    theirs.observations[0][1] = [3.0, 4.0]
+    theirs.banks[0][0][1] = [3.0, 4.0]
     theirs.commands[0, 0] = 7
-    assert ours.observations[0].tolist() == [[0.0, 0.0], [3.0, 4.0]]
+    assert ours.banks[0][0].tolist() == [[0.0, 0.0], [3.0, 4.0]]
     assert ours.commands[0, 0] == 7
 
 

@@ -7,6 +7,7 @@ environment gets the very object that it would get from a serial class.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 
 from fastvec._core.layout import ACTION_DTYPES
 from fastvec._core.structure import ArraySpec, DictNode, Leaf, Node, TupleNode, path_text
-from fastvec.errors import ActionError
+from fastvec.errors import ActionError, CallError
 
-__all__ = ["ActionBatch", "check_actions"]
+__all__ = ["ActionBatch", "check_actions", "check_env_ids"]
 
 _CODES = {dtype: code for code, dtype in enumerate(ACTION_DTYPES)}
 
@@ -63,6 +64,25 @@ def check_actions(actions: Any, num_envs: int, tree: Node) -> ActionBatch:
     for index, action in enumerate(objects):
         _check_one(action, tree, index)
     return ActionBatch(None, 0, objects)
+
+
+def check_env_ids(env_ids: Sequence[int], num_envs: int, sent: Collection[int]) -> None:
+    """Check whose actions these are.
+
+    Args:
+        env_ids: The environments.
+        num_envs: How many there are.
+        sent: Those that have an action already.
+
+    Raises:
+        ActionError: One does not exist, or is there twice, or there is none.
+        CallError: One has not been received since its last action.
+    """
+    if not env_ids or len(set(env_ids)) != len(env_ids) or not all(0 <= i < num_envs for i in env_ids):
+        raise ActionError(f"env_ids must be different numbers from 0 to {num_envs - 1}, at least one, got {env_ids}")
+    pending = sorted(set(env_ids).intersection(sent))
+    if pending:
+        raise CallError(f"envs {pending} are pending already: receive them before sending them another action")
 
 
 def _as_array(actions: Any) -> NDArray[Any]:

@@ -67,7 +67,7 @@ class EngineConfig:
         spare_resets: How many environments each worker, or this process, has beside, reset ahead.
         with_step: Methods and attributes of the environments whose values come with each step.
         autoreset_mode: When an environment is reset whose episode has ended.
-        copy: Whether observations are handed out as copies, or as the arrays that the next command overwrites.
+        copy: Whether all observations are copied; see :mod:`fastvec._core.leases`.
     """
 
     num_envs: int
@@ -142,6 +142,7 @@ class EngineConfig:
             raise ConfigError("env_fns is empty: expected at least one environment factory")
         for name, flag in (("pin_learner", pin_learner), ("unsafe_casts", unsafe_casts), ("check_nan", check_nan)):
             check_flag(name, flag)
+        check_flag("copy", copy)
         topology = read_topology()
         workers = _resolve_workers(num_envs, in_series, num_workers, topology.usable, max_workers)
         _check_reset_options(reset_options)

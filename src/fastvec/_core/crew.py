@@ -19,12 +19,13 @@ from fastvec._core.config import EngineConfig
 from fastvec._core.engine import Engine, EngineState
 from fastvec._core.failures import reason_of
 from fastvec._core.handle import WorkerHandle, death_of
+from fastvec._core.leases import Banks
 from fastvec._core.pickles import dumps
 from fastvec._core.pool import WorkerPool
 from fastvec._core.protocol import NO_NEWS, Opcode, Status, StepNews
 from fastvec._core.replies import Replies, WorkerLost
 from fastvec._core.results import BatchReader
-from fastvec.errors import WorkerTimeoutError
+from fastvec.errors import InfoError, WorkerTimeoutError
 
 __all__ = ["Crew"]
 
@@ -47,8 +48,9 @@ class Crew(Engine, ABC):
         assert self._pool.views is not None
         self._views = self._pool.views
         self._slices = [worker.env_ids for worker in self._pool.workers]
+        self._banks = Banks(self._views)
         self._batch = BatchReader(
-            self.description, self._views, self._slices, pickle.loads, copy=config.copy, remember=config.restart
+            self.description, self._views, self._slices, pickle.loads, self._banks, remember=config.restart
         )
         # Who steps each environment.
         self._owners = [worker for worker in self._pool.workers for _ in worker.env_ids]
@@ -81,17 +83,18 @@ class Crew(Engine, ABC):
         last_first = self._replies.finished[::-1]
         self._replies.expect(workers)
         self._news = [NO_NEWS] * self._views.layout.num_workers
+        bank = self._banks.current
         if messages is None:
             if set(last_first) != set(workers):
                 last_first = workers
             for worker in last_first:
-                worker.announce(opcode, code)
+                worker.announce(opcode, code, bank)
             for worker in last_first:
                 worker.command_bell.ring()
             return
         for index, (worker, message) in enumerate(zip(workers, messages, strict=True)):
             try:
-                worker.tell(opcode, message, deadline, fds[index] if fds else ())
+                worker.tell(opcode, message, deadline, fds[index] if fds else (), bank)
             except Gone:
                 self._lose(worker, death_of(worker, name))
             except TimeoutError:
@@ -146,6 +149,9 @@ class Crew(Engine, ABC):
         for env_id in env_ids:
             self._owners[env_id] = worker
         self._working = list(dict.fromkeys(self._owners))
+
+    def _break_unreadable(self, error: Exception) -> NoReturn:
+        self._break(InfoError(f"what an environment returned cannot be unpickled here: {error!r}"), error)
 
     def _break(self, error: BaseException, cause: BaseException | None = None, note: str = "") -> NoReturn:
         """Raise an error that ends this engine; the healthy workers close their environments meanwhile."""

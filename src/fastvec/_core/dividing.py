@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from fastvec._core.channel import Channel, Gone
 from fastvec._core.layout import BatchViews
+from fastvec._core.partial_runner import PartialRunner
 from fastvec._core.reset_options import AutomaticOptions
 from fastvec._core.runner import EnvRunner
 from fastvec._core.sync import Bell
@@ -41,7 +42,7 @@ class Part(NamedTuple):
     at: memoryview
 
 
-def divide(runner: EnvRunner, views: BatchViews, part: Part) -> EnvRunner:
+def divide(runner: EnvRunner, views: BatchViews, part: Part) -> PartialRunner:
     """A runner that goes on with some environments of another, which is not to be used for them any more.
 
     Args:
@@ -51,11 +52,11 @@ def divide(runner: EnvRunner, views: BatchViews, part: Part) -> EnvRunner:
     """
     first, last = part.rows.start, part.rows.stop
     whole_ids = runner._env_ids[first:last]
-    for array, whole in zip(part.views.observations, views.observations, strict=True):
+    for array, whole in zip(part.views.banks[0], views.banks[runner.bank], strict=True):
         if array is not None and whole is not None:
             array[part.env_ids.start : part.env_ids.stop] = whole[whole_ids.start : whole_ids.stop]
     rule, nans, riders = runner._options.rule, runner._nans, runner._riders
-    other = EnvRunner(
+    other = PartialRunner(
         runner.envs[first:last],
         part.env_ids,
         runner._description,

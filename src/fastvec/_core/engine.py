@@ -9,14 +9,16 @@ States of an engine, and what each call does to it::
     state       send_x()        recv_x()           reset()            call()             close()
     IDLE        → x-ING         CallError          IDLE               IDLE               → CLOSED
     RESETTING,  CallError       → IDLE             drops what is      receives what is   → CLOSED
-    STEPPING                    timeout: same      pending            pending, keeps it
+    STEPPING,                   timeout: same      pending            pending, keeps it
+    SENDING
     CALLING     CallError       → IDLE             drops the call     CallError          → CLOSED
                                 timeout: same
     BROKEN      BrokenError from everything that works with environments                 → CLOSED
     CLOSED      ClosedError from everything that works with environments                 nothing
     FOREIGN     CallError, in a forked child of the process that made the engine         nothing
 
-``x`` is a reset, a step or a call, and ``recv_x()`` receives what ``send_x()`` has sent. What an
+``x`` is a reset, a step or a call, and ``recv_x()`` receives what ``send_x()`` has sent. While steps of some
+environments are pending (SENDING), more can be sent, and the engine is IDLE when all are received. What an
 environment raises in a step or a reset, and the death of a worker, break the engine. What it raises
 in a call does not.
 """
@@ -32,10 +34,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastvec._core.actions import check_actions
+from fastvec._core.actions import check_actions, check_env_ids
 from fastvec._core.channel import deadline_after
-from fastvec._core.config import EngineConfig
-from fastvec._core.results import ResetResult, StepResult
+from fastvec._core.config import AutoresetMode, EngineConfig
+from fastvec._core.results import ResetResult, SomeResult, StepResult
 from fastvec._core.structure import EnvDescription
 from fastvec.errors import BrokenError, CallError, ClosedError, ConfigError
 
@@ -49,13 +51,14 @@ class EngineState(Enum):
     RESETTING = "reset"
     STEPPING = "step"
     CALLING = "call"
+    SENDING = "send"
     BROKEN = "broken"
     CLOSED = "closed"
     FOREIGN = "foreign"
 
 
 #: Something has been sent and not yet received.
-PENDING = frozenset({EngineState.RESETTING, EngineState.STEPPING, EngineState.CALLING})
+PENDING = frozenset({EngineState.RESETTING, EngineState.STEPPING, EngineState.CALLING, EngineState.SENDING})
 
 
 class Reset(NamedTuple):
@@ -101,6 +104,7 @@ class Engine(ABC):
             EngineState.RESETTING: config.reset_timeout,
             EngineState.STEPPING: config.step_timeout,
             EngineState.CALLING: None,
+            EngineState.SENDING: config.step_timeout,
         }
         self._why_broken = ""
         # Reads what came along with the last step or reset, as long as nothing has been sent since.
@@ -108,6 +112,8 @@ class Engine(ABC):
         # What a call has received in passing, for the recv() that it belongs to.
         self._received: Any = None
         self._gone = False
+        # Environments whose step is not received yet, where they are stepped one by one.
+        self._sent: set[int] = set()
         self.num_envs = config.num_envs
         self.state = EngineState.IDLE
 
@@ -117,7 +123,7 @@ class Engine(ABC):
         seconds = self._config.reset_timeout
         self._riders = None
         self._start_reset(Reset(arguments, None), deadline_after(seconds))
-        self._received = None
+        self._drop_pending()
         # What does not come in time is dropped by the next command.
         self.state = EngineState.IDLE
         return self._finish_reset(deadline_after(seconds), seconds)
@@ -132,7 +138,8 @@ class Engine(ABC):
     def drop(self) -> None:
         """Give up what is pending: what comes of it is dropped by the next command."""
         if self.state in PENDING:
-            self._received = self._riders = None
+            self._riders = None
+            self._drop_pending()
             self.state = EngineState.IDLE
 
     def recv_reset(self, timeout: float | None = None) -> ResetResult:
@@ -151,6 +158,39 @@ class Engine(ABC):
     def recv(self, timeout: float | None = None) -> StepResult:
         """Finish the step; ``timeout`` in seconds, None for ``step_timeout``."""
         result: StepResult = self._recv(EngineState.STEPPING, timeout)
+        return result
+
+    def send_some(self, actions: Any, env_ids: Sequence[int]) -> None:
+        """Start a step of some environments, of which none may be pending; the actions are checked first."""
+        if self.state is not EngineState.SENDING:
+            self._check_idle(EngineState.SENDING)
+            self._drop_pending()  # what an interrupt has left
+        if self._config.restart or self._config.recycles or self._config.autoreset_mode is AutoresetMode.DISABLED:
+            raise ConfigError(
+                "steps of some environments are not possible with on_failure='restart', max_episodes_per_worker, "
+                f"max_worker_rss and autoreset_mode={AutoresetMode.DISABLED.value!r}: make these environments without"
+            )
+        check_env_ids(env_ids, self.num_envs, self._sent)
+        batch = check_actions(actions, len(env_ids), self.description.action)
+        self._riders = None
+        self._start_some(*batch, env_ids)
+        self._sent.update(env_ids)
+        self.state = EngineState.SENDING
+
+    def recv_some(self, min_envs: int, timeout: float | None = None) -> SomeResult:
+        """The environments that are ready, at least so many; ``timeout`` in seconds, None for ``step_timeout``."""
+        if self.state is not EngineState.SENDING:
+            self._check_usable("recv()")
+            raise CallError("no environment is being stepped: send actions first")
+        if not 1 <= min_envs <= len(self._sent):
+            raise CallError(
+                f"min_envs must be from 1 to the number of environments that are pending, {len(self._sent)}, "
+                f"got {min_envs}"
+            )
+        seconds = self._limits[self.state] if timeout is None else timeout
+        result = self._finish_some(min_envs, deadline_after(seconds), seconds)
+        self._sent.difference_update(result.env_ids.tolist())
+        self.state = EngineState.SENDING if self._sent else EngineState.IDLE
         return result
 
     def call(
@@ -174,7 +214,9 @@ class Engine(ABC):
         before = self.state
         if before is EngineState.CALLING:
             self._check_idle(before)
-        if before is not EngineState.IDLE:
+        if before is EngineState.SENDING:
+            self._settle_some()
+        elif before is not EngineState.IDLE:
             self._finish_pending(None)
         self._riders = None
         self._start_call(Call(name, function, args, dict(kwargs or {}), list(env_ids), each, lasting))
@@ -269,6 +311,19 @@ class Engine(ABC):
     def _finish_step(self, deadline: float | None, seconds: float | None) -> StepResult: ...
 
     @abstractmethod
+    def _start_some(self, array: Any, code: int, objects: list[Any], env_ids: Sequence[int]) -> None: ...
+
+    @abstractmethod
+    def _finish_some(self, least: int, deadline: float | None, seconds: float | None) -> SomeResult: ...
+
+    @abstractmethod
+    def _settle_some(self) -> None:
+        """Finish what is sent, and keep it."""
+
+    @abstractmethod
+    def _forget_some(self) -> None: ...
+
+    @abstractmethod
     def _start_call(self, call: Call) -> None: ...
 
     @abstractmethod
@@ -276,6 +331,11 @@ class Engine(ABC):
 
     @abstractmethod
     def _close(self, grace: float | None) -> None: ...
+
+    def _drop_pending(self) -> None:
+        self._received = None
+        self._sent.clear()
+        self._forget_some()
 
     def _recv(self, state: EngineState, timeout: float | None) -> Any:
         if self.state is not state:

@@ -103,26 +103,28 @@ class WorkerHandle:
             else:
                 self.channel.close()
 
-    def command(self, opcode: int, code: int = 0) -> None:
+    def command(self, opcode: int, code: int = 0, bank: int = 0) -> None:
         """Give the worker something to do; what does not fit in a row follows on the channel."""
-        self.announce(opcode, code)
+        self.announce(opcode, code, bank)
         self.command_bell.ring()
 
-    def announce(self, opcode: int, code: int = 0) -> None:
+    def announce(self, opcode: int, code: int = 0, bank: int = 0) -> None:
         """Write a command, which ``command_bell`` is to ring for."""
         command = self._command
-        command[1], command[2] = opcode, code
+        command[1], command[2], command[3] = opcode, code, bank
         self.sequence += 1
         command[0] = self.sequence
 
-    def tell(self, opcode: int, message: bytes, deadline: float | None, fds: tuple[int, ...] = ()) -> None:
+    def tell(
+        self, opcode: int, message: bytes, deadline: float | None, fds: tuple[int, ...] = (), bank: int = 0
+    ) -> None:
         """Give the worker something to do that takes more than a row of the block.
 
         Raises:
             Gone: It has died.
             TimeoutError: It did not take all of the message in time.
         """
-        self.command(opcode)
+        self.command(opcode, 0, bank)
         self.channel.send(message, fds=fds, deadline=deadline, sentinel=self.process.sentinel)
 
     def relieve(self) -> None:

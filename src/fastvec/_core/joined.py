@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class JoinedEngine(Engine):
         self._env_ids = [np.array(ids) for ids in env_ids]
         self._places = [{env_id: place for place, env_id in enumerate(ids)} for ids in env_ids]
         # Whether what is pending in the splits was sent from here, and what has been received of it, by split.
-        self._sent = False
+        self._has_sent = False
         self._partial: dict[int, Any] = {}
         # Of the call under way: the places of each split's results.
         self._called: dict[int, list[int]] = {}
@@ -106,8 +106,20 @@ class JoinedEngine(Engine):
             reset_infos=dict(sorted(reset_infos.items())),
         )
 
+    def _start_some(self, array: Any, code: int, objects: list[Any], env_ids: Sequence[int]) -> None:
+        raise CallError("steps of some environments are not possible with the whole of splits: send them to a split")
+
+    def _finish_some(self, least: int, deadline: float | None, seconds: float | None) -> NoReturn:
+        raise AssertionError("nothing has been sent")
+
+    def _settle_some(self) -> None:
+        """There are none."""
+
+    def _forget_some(self) -> None:
+        """There are none."""
+
     def _start_call(self, call: Call) -> None:
-        if self._sent:
+        if self._has_sent:
             self._begin()
         self._called.clear()
         self._partial.clear()
@@ -120,7 +132,7 @@ class JoinedEngine(Engine):
             each = None if call.each is None else [call.each[place] for place in its]
             arguments: dict[str, Any] = {"env_ids": env_ids, "kwargs": call.kwargs, "each": each}
             if split.state is EngineState.IDLE:
-                self._sent = True
+                self._has_sent = True
                 split.send_call(call.name, call.function, *call.args, **arguments)
             else:  # in passing
                 try:
@@ -159,7 +171,7 @@ class JoinedEngine(Engine):
 
     def _begin(self) -> None:
         """Before something is sent to all splits."""
-        if self._sent:
+        if self._has_sent:
             for split in self.splits:
                 split.drop()
         for number, split in enumerate(self.splits):
@@ -168,7 +180,7 @@ class JoinedEngine(Engine):
                     f"a {split.state.value} of split {number} is pending: receive it before using the whole"
                 )
         self._partial.clear()
-        self._sent = True
+        self._has_sent = True
 
     def _gather(
         self,
@@ -189,7 +201,7 @@ class JoinedEngine(Engine):
                     raise WorkerTimeoutError(f"split {number}: {late}", env_indices=env_indices) from None
         results = [self._partial[number] for number in numbers]
         self._partial.clear()
-        self._sent = False
+        self._has_sent = False
         return results
 
     def _merged(self, observations: Sequence[Any]) -> Any:

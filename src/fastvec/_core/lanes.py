@@ -70,19 +70,21 @@ class LaneHandle(WorkerHandle):
         self.command_bell = self._trunk.command_bell
         self._taken_sequence = self.sequence
 
-    def announce(self, opcode: int, code: int = 0) -> None:
+    def announce(self, opcode: int, code: int = 0, bank: int = 0) -> None:
         """Write a command, which ``command_bell`` is to ring for; see NOTE [tickets]."""
         command, trunk = self._command, self._trunk
-        command[1], command[2] = opcode, code
+        command[1], command[2], command[3] = opcode, code, bank
         trunk.sequence += 1
         self.sequence = command[0] = trunk.sequence
 
-    def tell(self, opcode: int, message: bytes, deadline: float | None, fds: tuple[int, ...] = ()) -> None:
+    def tell(
+        self, opcode: int, message: bytes, deadline: float | None, fds: tuple[int, ...] = (), bank: int = 0
+    ) -> None:
         """Give the worker something to do, with a message that it can read at once."""
         if len(message) > _SURELY_FITS:  # the worker might be stuck in sending, and so would we
             for lane in self._siblings():
                 lane.take_early(deadline)
-        super().tell(opcode, message, deadline, fds)
+        super().tell(opcode, message, deadline, fds, bank)
 
     def relieve(self) -> None:
         """Take replies to other splits, so that the worker is not stuck in sending one."""
@@ -165,16 +167,13 @@ def check_divisible(slices: Iterable[range], parts: int) -> None:
         )
 
 
-def make_lanes(
-    engine: ProcessEngine, pool: WorkerPool, parts: Sequence[Sequence[range]], *, copy: bool
-) -> list[LanePool]:
+def make_lanes(engine: ProcessEngine, pool: WorkerPool, parts: Sequence[Sequence[range]]) -> list[LanePool]:
     """Divide the workers of an engine, which is closed then, among pools of lanes.
 
     Args:
         engine: Nothing is pending in it.
         pool: Its pool.
         parts: Of each split, the environments at each worker.
-        copy: Whether observations are handed out as copies.
     """
     inits = [_lane_inits(pool, its) for its in parts]
     blocks: list[SharedBlock] = []
@@ -186,7 +185,7 @@ def make_lanes(
         for its in inits:
             layout = its[0].layout
             blocks.append(SharedBlock.create(layout.nbytes))
-            if copy:  # else a forked child may still look at an observation
+            if layout.banks == 1:  # else a forked child may still look at an observation
                 blocks[-1].keep_from_children()
             all_views.append(BatchViews(layout, blocks[-1].buffer))
             if with_semaphores:

@@ -24,7 +24,7 @@ from multiprocessing.spawn import get_executable
 from typing import NamedTuple, Protocol
 
 from fastvec._core.channel import Channel, wait_for
-from fastvec._core.lineage import close_in_children
+from fastvec._core.lineage import close_in_children, forking_a_worker
 from fastvec._core.protocol import WorkerInit
 
 __all__ = [
@@ -184,7 +184,7 @@ def fork_worker(init: WorkerInit) -> tuple[WorkerProcess, Channel]:
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
-    with _signals_held(), warnings.catch_warnings():
+    with _signals_held(), warnings.catch_warnings(), forking_a_worker():
         # Python warns of native threads too, such as those of BLAS; EngineConfig has looked at what matters.
         warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*multi-threaded.*fork")
         pid = os.fork()

@@ -5,7 +5,8 @@ each an array whose first axis is the worker or the environment::
 
     bells        (workers, 2, 128) uint8    two unnamed semaphores a worker, each on cache lines of its own
     doorbell     (128,) uint8               one semaphore that every worker rings with its own
-    commands     (workers, 8) int64         written by the parent:  sequence number, opcode, dtype of the actions
+    commands     (workers, 8) int64         written by the parent:  sequence number, opcode, dtype of the actions,
+                                            bank to write observations to
     replies      (workers, 8) int64         written by the worker:  sequence number, status, bytes in the mailbox, whose
                                             code it runs (1 for the first of its environments, 0 for none)
     mailbox      (workers, M) uint8         pickled news of a step, where it fits
@@ -14,7 +15,8 @@ each an array whose first axis is the worker or the environment::
     info_codes   (envs,) int32              which InfoSchema a row of info_cells was written with; 0 is {}
     info_cells   (envs, C) float64          eight-byte cells, read by the schema
     actions      (envs * A,) uint8          a C-contiguous (envs, *shape) array of the batch's own dtype
-    obs[k]       (envs, *shape) dtype       one for each leaf of the observation
+    obs[k]       (envs, *shape) dtype       one for each leaf of the observation, and all of them again for each
+                                            further bank: obs[k].1, obs[k].2, ...
     final[k]     (envs, *shape) dtype       last observation of an episode, valid in the step that ended it
     rider_codes  (envs,) int32              what rides along with a step, if anything does, written like an info
     rider_cells  (envs, R) float64
@@ -80,6 +82,7 @@ class BatchLayout:
         observations: One spec a leaf, None for leaves that travel as pickles.
         action: Spec of one action, None where actions travel as pickles.
         has_riders: Whether anything rides along with a step.
+        banks: Places for the observations of all environments; see :mod:`fastvec._core.leases`.
     """
 
     num_envs: int
@@ -87,10 +90,17 @@ class BatchLayout:
     observations: tuple[ArraySpec | None, ...]
     action: ArraySpec | None
     has_riders: bool = False
+    banks: int = 1
 
     @classmethod
     def of(
-        cls, description: EnvDescription, num_envs: int, num_workers: int, *, has_riders: bool = False
+        cls,
+        description: EnvDescription,
+        num_envs: int,
+        num_workers: int,
+        *,
+        has_riders: bool = False,
+        banks: int = 1,
     ) -> BatchLayout:
         """The layout for environments that declare ``description``."""
         action = description.action
@@ -100,6 +110,7 @@ class BatchLayout:
             tuple(leaf.spec for leaf in leaves(description.observation)),
             action.spec if isinstance(action, Leaf) else None,
             has_riders,
+            banks,
         )
 
     def regions(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any], int]]:
@@ -117,10 +128,10 @@ class BatchLayout:
             "info_cells": ((envs, INFO_CELLS), np.float64),
             "actions": ((envs * (self.action.size if self.action else 0) * _ACTION_ITEMSIZE,), np.uint8),
         }
-        for name in ("obs", "final"):
+        for name in (*map(_bank_name, range(self.banks)), "final{}"):
             for index, spec in enumerate(self.observations):
                 if spec is not None:
-                    shapes[f"{name}{index}"] = ((envs, *spec.shape), spec.dtype)
+                    shapes[name.format(index)] = ((envs, *spec.shape), spec.dtype)
         if self.has_riders:
             shapes |= {"rider_codes": ((envs,), np.int32), "rider_cells": ((envs, RIDER_CELLS), np.float64)}
         regions: dict[str, tuple[tuple[int, ...], np.dtype[Any], int]] = {}
@@ -137,15 +148,37 @@ class BatchLayout:
         """Bytes of the whole block; never 0, which no system maps."""
         return max(self.regions()["end"][2], ALIGNMENT)
 
+    def bank(self, bank: int) -> tuple[int, int]:
+        """Where the regions of a bank begin, and how many bytes they have together."""
+        names = [_bank_name(bank).format(index) for index, spec in enumerate(self.observations) if spec is not None]
+        regions = [region for name, region in self.regions().items() if name in names]
+        if not regions:
+            return 0, 0
+        shape, dtype, last = regions[-1]
+        return regions[0][2], last + math.prod(shape) * dtype.itemsize - regions[0][2]
+
+    def offsets_in_bank(self) -> list[int]:
+        """Where the region of each leaf begins in a bank, 0 for leaves that have none."""
+        regions, start = self.regions(), self.bank(0)[0]
+        return [
+            0 if spec is None else regions[f"obs{index}"][2] - start for index, spec in enumerate(self.observations)
+        ]
+
+
+def _bank_name(bank: int) -> str:
+    return f"obs{{}}.{bank}" if bank else "obs{}"
+
 
 class BatchViews:
     """NumPy arrays over a block, by name. They own nothing and live as long as their buffer.
 
     Attributes:
         bells, doorbell, commands, replies, mailbox, rewards, flags, info_codes, info_cells: See the module's drawing.
-        observations: One ``(num_envs, *shape)`` array a leaf, None for leaves that travel as pickles.
-        finals: The same, for the last observations of episodes.
+        banks: By bank, one ``(num_envs, *shape)`` array a leaf, None for leaves that travel as pickles.
+        bank_bytes: By bank, all of it, ``(nbytes,) uint8``.
+        finals: As a bank, for the last observations of episodes.
         rider_codes, rider_cells: See the module's drawing; without rows where nothing rides along.
+        buffer: What the arrays lie in.
     """
 
     def __init__(self, layout: BatchLayout, buffer: Any) -> None:
@@ -165,16 +198,22 @@ class BatchViews:
         self.flags: NDArray[np.uint8] = view("flags")
         self.info_codes: NDArray[np.int32] = view("info_codes")
         self.info_cells: NDArray[np.float64] = view("info_cells")
-        self.observations = [
-            None if spec is None else view(f"obs{index}") for index, spec in enumerate(layout.observations)
-        ]
-        self.finals = [
-            None if spec is None else view(f"final{index}") for index, spec in enumerate(layout.observations)
+
+        def leaves(name: str) -> list[NDArray[Any] | None]:
+            return [
+                None if spec is None else view(name.format(index)) for index, spec in enumerate(layout.observations)
+            ]
+
+        self.banks = [leaves(_bank_name(bank)) for bank in range(layout.banks)]
+        self.bank_bytes: list[NDArray[np.uint8]] = [
+            np.ndarray((nbytes,), np.uint8, buffer, start) for start, nbytes in map(layout.bank, range(layout.banks))
         ]
         self.rider_codes: NDArray[np.int32] = np.zeros(0, np.int32)
         self.rider_cells: NDArray[np.float64] = np.zeros((0, RIDER_CELLS))
         if layout.has_riders:
             self.rider_codes, self.rider_cells = view("rider_codes"), view("rider_cells")
+        self.finals = leaves("final{}")
+        self.buffer = buffer
         self._actions = view("actions")
         self._actions_by_code: dict[int, NDArray[Any]] = {}
 

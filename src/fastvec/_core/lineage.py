@@ -20,11 +20,20 @@ import signal
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Protocol
 
 from fastvec._core.channel import wait_for
 
-__all__ = ["LifeLine", "close_in_children", "die_with", "end_group", "lead_group"]
+__all__ = [
+    "LifeLine",
+    "close_in_children",
+    "die_with",
+    "end_group",
+    "forking_a_worker",
+    "lead_group",
+    "tell_before_forks",
+]
 
 _F_SETSIG = 10  # <asm-generic/fcntl.h>; the fcntl module does not name it
 
@@ -51,6 +60,40 @@ def _close_all() -> None:
         with contextlib.suppress(OSError):
             owner.close()
     _parent_only.clear()
+
+
+class _Teller(Protocol):
+    def before_fork(self) -> None: ...
+
+
+_told: weakref.WeakSet[_Teller] = weakref.WeakSet()
+_told_hooked = False
+_forking = threading.local()
+
+
+def tell_before_forks(owner: _Teller) -> None:
+    """Have ``owner.before_fork()`` called whenever this process is about to fork, unless into a worker."""
+    global _told_hooked
+    _told.add(owner)
+    if not _told_hooked and hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_tell_all)
+        _told_hooked = True
+
+
+def _tell_all() -> None:
+    if not getattr(_forking, "a_worker", False):
+        for owner in list(_told):
+            owner.before_fork()
+
+
+@contextlib.contextmanager
+def forking_a_worker() -> Iterator[None]:
+    """What this thread forks is a worker, which looks at nothing that it inherits."""
+    _forking.a_worker = True
+    try:
+        yield
+    finally:
+        _forking.a_worker = False
 
 
 class LifeLine:

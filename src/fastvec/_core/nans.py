@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,16 +32,25 @@ class NanGuard:
         self, env_ids: range, leaves: Sequence[Leaf], rows: Sequence[NDArray[Any] | None], rewards: NDArray[Any]
     ) -> None:
         self._env_ids = env_ids
-        self._rewards = rewards
+        self._rewards, self._leaves = rewards, leaves
         self._looked_at = [array is not None for array in rows]
-        self._parts = [
-            (f"the {path_text(leaf.path)}", array)
-            for leaf, array in zip(leaves, rows, strict=True)
-            if array is not None and array.dtype.kind in "fc"
-        ]
+        self._parts = self._parts_of(rows)
         self._steps = np.zeros(len(rewards), np.int64)
         self._watched = np.ones(len(rewards), bool)
         self.seeds: list[tuple[Any, int]] = [(None, 0)] * len(rewards)
+
+    def twin(self, rows: Sequence[NDArray[Any] | None]) -> NanGuard:
+        """One that looks at other arrays of the same environments, and knows of them what this one does."""
+        other = copy.copy(self)
+        other._parts = self._parts_of(rows)
+        return other
+
+    def _parts_of(self, rows: Sequence[NDArray[Any] | None]) -> list[tuple[str, NDArray[Any]]]:
+        return [
+            (f"the {path_text(leaf.path)}", array)
+            for leaf, array in zip(self._leaves, rows, strict=True)
+            if array is not None and array.dtype.kind in "fc"
+        ]
 
     def watch(self, rows: Iterable[int]) -> None:
         """Look at these rows only; others write the rest."""
@@ -49,9 +59,8 @@ class NanGuard:
 
     def follow(self, other: NanGuard, first: int) -> None:
         """Go on where another guard has been, with its rows from ``first`` on."""
-        count = len(self.seeds)
-        self.seeds = other.seeds[first : first + count]
-        self._steps[:] = other._steps[first : first + count]
+        its = slice(first, first + len(self.seeds))
+        self.seeds[:], self._steps[:] = other.seeds[its], other._steps[its]
 
     def after_reset(self, row: int, keywords: Mapping[str, Any]) -> None:
         """An environment was reset with keyword arguments.
@@ -93,8 +102,8 @@ class NanGuard:
                 self._check(row, "the last observation", value, when)
 
     def after_step(self) -> int | None:
-        """All environments were stepped: the first row that is not finite, if any."""
-        self._steps += 1
+        """All that are looked at were stepped: the first row that is not finite, if any."""
+        self._steps += self._watched
         for array in (self._rewards, *(part for _, part in self._parts)):
             finite = np.isfinite(array)
             if not finite.all():

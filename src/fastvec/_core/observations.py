@@ -7,6 +7,7 @@ if no value is lost by it (narrower floats aside, said once), and never broadcas
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,9 +35,14 @@ class ObservationWriter:
         self._leaves = list(leaves(tree))
         self.unsafe_casts = unsafe_casts
         self._warned: set[Path] = set()
-        # A view of each row, made once: indexing an array costs as much as copying a small row.
-        self._rows = [None if array is None else [array[row, ...] for row in range(len(array))] for array in arrays]
+        self._rows = _rows_of(arrays)
         self.objects: dict[tuple[int, int], Any] = {}
+
+    def twin(self, arrays: list[NDArray[Any] | None]) -> ObservationWriter:
+        """A writer into other arrays of the same environments: ``objects`` of both are one."""
+        other = copy.copy(self)
+        other._rows = _rows_of(arrays)
+        return other
 
     def writer(self) -> Callable[[int, Any], None]:
         """The fastest function ``write(row, observation)`` for this tree."""
@@ -136,6 +142,11 @@ class ObservationWriter:
         if leaf.path not in self._warned:
             self._warned.add(leaf.path)
             warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def _rows_of(arrays: list[NDArray[Any] | None]) -> list[list[NDArray[Any]] | None]:
+    """A view of each row, made once: indexing an array costs as much as copying a small row."""
+    return [None if array is None else [array[row, ...] for row in range(len(array))] for array in arrays]
 
 
 def _same_kind(source: np.dtype[Any], target: np.dtype[Any]) -> bool:

@@ -19,6 +19,7 @@ from fastvec._core.config import EngineConfig
 from fastvec._core.failures import RemoteFailure
 from fastvec._core.handle import WorkerHandle, death_of, end_workers, waiting_for
 from fastvec._core.layout import BatchLayout, BatchViews
+from fastvec._core.leases import banks_for
 from fastvec._core.pickles import dumps
 from fastvec._core.protocol import Adapter
 from fastvec._core.shm import SharedBlock
@@ -192,14 +193,16 @@ class WorkerPool:
         config = self._config
         # A worker and its successor have rows of their own.
         slots = config.num_workers * (2 if config.recycles else 1)
-        layout = BatchLayout.of(self.description, config.num_envs, slots, has_riders=bool(config.with_step))
+        banks = banks_for(self.description, config.num_envs, copy=config.copy)
+        has_riders = bool(config.with_step)
+        layout = BatchLayout.of(self.description, config.num_envs, slots, has_riders=has_riders, banks=banks)
         self._block = SharedBlock.create(layout.nbytes)
         views = BatchViews(layout, self._block.buffer)
         if semaphores_work():
             self.doorbell = SemaphoreBell(views.doorbell)
             self.doorbell.initialize()
         self._hand_out(self.workers, views, deadline)
-        if config.copy:  # else a forked child may still look at an observation
+        if banks == 1:  # else a forked child may still look at an observation
             self._block.keep_from_children()
         if not (config.restart or config.recycles):
             self._block.close()

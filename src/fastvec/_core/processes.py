@@ -2,7 +2,8 @@
 
 :class:`ProcessEngine` says what a reset, a step and a call are to its workers: which command, to
 whom, and what becomes of the replies. Who takes the place of whom it leaves to the
-:class:`~fastvec._core.succession.Succession`, what the arrays mean to :mod:`fastvec._core.results`.
+:class:`~fastvec._core.succession.Succession`, who is ready first to :mod:`fastvec._core.partial_steps`, what the arrays
+mean to :mod:`fastvec._core.results`.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from fastvec._core.config import AutoresetMode, EngineConfig
 from fastvec._core.engine import Call, CallOutcome, EngineState, Reset
 from fastvec._core.handle import WorkerHandle
 from fastvec._core.lineage import close_in_children
+from fastvec._core.partial_steps import PartialSteps
 from fastvec._core.pool import WorkerPool
 from fastvec._core.protocol import CallMessage, Opcode, ResetRequest, Status
 from fastvec._core.replies import WorkerLost
 from fastvec._core.results import ResetResult, StepResult
-from fastvec._core.succession import Succession
-from fastvec.errors import InfoError, WorkerTimeoutError
+from fastvec.errors import WorkerTimeoutError
 
 __all__ = ["ProcessEngine"]
 
 
-class ProcessEngine(Succession):
+class ProcessEngine(PartialSteps):
     """Environments in worker processes.
 
     Args:
@@ -39,6 +40,7 @@ class ProcessEngine(Succession):
 
     def __init__(self, config: EngineConfig, pool: WorkerPool) -> None:
         super().__init__(config, pool)
+        self._forget_some()
         # Whether workers may be followed by others.
         self._is_followed = config.restart or config.recycles
         # Of the reset that is pending: what each worker was sent, and whom it concerns.
@@ -70,6 +72,7 @@ class ProcessEngine(Succession):
             self._recycling.count_resets(chosen)
         deadline = deadline_after(self._config.reset_timeout)  # successors had a time of their own
         self._resets, self._chosen = messages, chosen
+        self._banks.advance(keep=reset.mask is not None)
         workers = [self._pool.workers[index] for index in messages]
         self._command(Opcode.RESET, "reset", workers, list(messages.values()), deadline)
 
@@ -100,6 +103,7 @@ class ProcessEngine(Succession):
         if self._config.recycles:
             self._recycle()
             deadline = deadline_after(self._config.step_timeout)  # successors had a time of their own
+        self._banks.advance(keep=bool(self._untold))
         if array is not None:
             self._views.actions(code)[...] = array
             self._command(Opcode.STEP, "step", self._working, None, deadline, code)
@@ -135,7 +139,7 @@ class ProcessEngine(Succession):
         try:
             return read(*args)
         except Exception as error:
-            self._break(InfoError(f"what an environment returned cannot be unpickled here: {error!r}"), error)
+            self._break_unreadable(error)
 
     def _start_call(self, call: Call) -> None:
         self._settle(call.name, None)
@@ -207,7 +211,7 @@ class ProcessEngine(Succession):
         # Whatever refers to the block, so that its memory goes now.
         self._replies.close()
         self._owners, self._working, self._news, self._received = [], [], [], None
-        del self._views, self._batch
+        del self._views, self._banks, self._batch
 
     def disown(self) -> None:
         """In a forked child: these environments are its parent's."""

@@ -70,6 +70,7 @@ class Opcode(IntEnum):
     RETIRE = 6  # a list of rows follows on the channel
     ADOPT = 7
     SPLIT = 8  # a list of LaneInit follows on the channel, with descriptors
+    STEP_SOME = 9  # a dict of actions by row follows on the channel
 
 
 class Status(IntEnum):

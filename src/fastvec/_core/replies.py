@@ -70,6 +70,12 @@ class Replies:
         self.missing = {worker.slot: worker for worker in workers}
         self.finished = []
 
+    def add(self, worker: WorkerHandle) -> None:
+        """From now on the reply of this worker is missing, too."""
+        if not self.missing:
+            self.expect([])
+        self.missing[worker.slot] = worker
+
     def next(self, name: str, deadline: float | None, seconds: float | None) -> tuple[WorkerHandle, int, bytes]:
         """One of the missing replies: whose it is, its status and its payload. It stays missing.
 

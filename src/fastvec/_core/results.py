@@ -1,7 +1,7 @@
 """What comes out of a step: the arrays of the block copied, the news of the slices put in their places.
 
-Both engines read their batches here, so that they cannot differ. Nothing that is handed out aliases the block,
-unless observations are not to be copied.
+Both engines read their batches here, so that they cannot differ. Nothing that is handed out aliases the block but
+observations that are lent.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from numpy.typing import NDArray
 
 from fastvec._core.infos import InfoReader, InfoSchema
 from fastvec._core.layout import BatchViews, StepFlag
+from fastvec._core.leases import Banks
 from fastvec._core.protocol import NO_NEWS, StepNews
 from fastvec._core.structure import EnvDescription, Leaf, build
 
-__all__ = ["BatchReader", "ResetResult", "StepResult"]
+__all__ = ["BatchReader", "Part", "ResetResult", "SomeResult", "StepResult"]
 
 _FINAL_IN_BLOCK = StepFlag.FINAL_IN_BLOCK.value
 _NONE: Mapping[int, Any] = {}
 
 
 class StepResult(NamedTuple):
-    """One step of all environments. Every array and dict is fresh and the caller's, observations if they are copied.
+    """One step of all environments. Every array and dict is the caller's, and nothing writes to it any more.
 
     Attributes:
         observations: Arrays ``(num_envs, *shape)`` of the declared dtypes, nested as declared. Where an episode
@@ -53,6 +54,35 @@ class ResetResult(NamedTuple):
     infos: list[dict[Any, Any]]
 
 
+class SomeResult(NamedTuple):
+    """One step of some environments, see :class:`StepResult`; all is in the order of ``env_ids``.
+
+    Attributes:
+        env_ids: ``(k,) int64``, in the order in which they were ready.
+        observations: Arrays ``(k, *shape)``, fresh.
+        rewards: ``(k,) float64``.
+        flags: ``(k,) uint8``.
+        infos: k of them.
+        finals, reset_infos: By place in ``env_ids``.
+    """
+
+    env_ids: NDArray[np.int64]
+    observations: Any
+    rewards: NDArray[np.float64]
+    flags: NDArray[np.uint8]
+    infos: list[dict[Any, Any]]
+    finals: dict[int, Any]
+    reset_infos: dict[int, Any]
+
+
+class Part(NamedTuple):
+    """Environments that one runner has stepped together: its slot, their rows in ascending order, and its news."""
+
+    slot: int
+    rows: list[int]
+    news: StepNews
+
+
 class BatchReader:
     """Reads whole batches out of the arrays.
 
@@ -61,7 +91,7 @@ class BatchReader:
         views: The arrays.
         slices: The environments of each runner.
         thaw: Undoes the runners' ``freeze``.
-        copy: Whether to hand out copies of the observations, or the arrays themselves.
+        banks: Which of the arrays have the observations, and whether to copy them.
         remember: Whether a slice may be lost, so that its last observations have to be kept.
         columns: Whether to give infos as arrays where they can be.
     """
@@ -72,13 +102,13 @@ class BatchReader:
         views: BatchViews,
         slices: Iterable[range],
         thaw: Callable[[Any], Any],
+        banks: Banks,
         *,
-        copy: bool = True,
         remember: bool = False,
         columns: bool = False,
     ) -> None:
         self._columns = columns
-        self._copy, self._thaw = copy, thaw
+        self._banks, self._thaw = banks, thaw
         self._tree = description.observation
         self._is_leaf = isinstance(self._tree, Leaf)
         self._views = views
@@ -93,7 +123,7 @@ class BatchReader:
         self._slices = [reader.env_ids for reader in self._readers.values()]
         # The last value of each leaf that travels as an object, for who is not reset when others are.
         self._objects: dict[tuple[int, int], Any] = {}
-        self._last = [array.copy() for array in self._copied()] if remember else []
+        self._last = self._handed_out(lend=False) if remember else []
 
     def step(
         self, news: list[StepNews], cut_off: Mapping[int, dict[str, Any]] = _NONE, with_finals: bool = True
@@ -111,7 +141,7 @@ class BatchReader:
         for env_id in cut_off:
             self._views.rewards[env_id] = self._views.info_codes[env_id] = 0
             self._views.flags[env_id] = StepFlag.TRUNCATED
-        arrays = self._copied()
+        arrays = self._handed_out()
         flags = self._views.flags.tobytes()
         finals: dict[int, Any] = {}
         reset_infos: dict[int, Any] = {}
@@ -131,7 +161,7 @@ class BatchReader:
         if not with_finals:
             self._show_last(cut_off, arrays)
             # Whoever is not reset shows it again.
-            self._show_last(cut_off, self._views.observations)
+            self._show_last(cut_off, self._banks.arrays)
         self._remember(arrays)
         return StepResult(
             build(self._tree, iter(arrays)), self._views.rewards.copy(), flags, infos, finals, reset_infos
@@ -143,7 +173,7 @@ class BatchReader:
         It is read in few looks, as after a wait the caches are cold.
         """
         views = self._views
-        arrays = self._copied()
+        arrays = self._handed_out()
         flags = views.flags.tobytes()
         finals: dict[int, Any] = {}
         if flags != self._no_flags:
@@ -175,8 +205,43 @@ class BatchReader:
 
     def _read_finals(self, flags: bytes, finals: dict[int, Any]) -> None:
         for index in [index for index, flag in enumerate(flags) if flag & _FINAL_IN_BLOCK]:
-            values = [a[index, ...].copy() for a in self._views.finals if a is not None]
-            finals[index] = values[0] if self._is_leaf else build(self._tree, iter(values))
+            finals[index] = self._final(index)
+
+    def some(self, parts: Sequence[Part]) -> SomeResult:
+        """The result of a step of some environments."""
+        finals: dict[int, Any] = {}
+        reset_infos: dict[int, Any] = {}
+        infos: list[dict[Any, Any]] = [{}] * self._num_envs
+        objects = [np.empty(self._num_envs, object) for _ in self._banks.arrays]
+        env_ids: list[int] = []
+        for part in parts:
+            reader = self._readers[part.slot]
+            reader.rows = set(part.rows)
+            reader.read(part.news, infos, finals, reset_infos)
+            reader.rows = None
+            self._fill_objects(part.news, reader.env_ids, objects)
+            env_ids.extend(reader.env_ids[row] for row in part.rows)
+        flags = self._views.flags[env_ids]
+        for env_id, flag in zip(env_ids, flags.tolist(), strict=True):
+            if flag & _FINAL_IN_BLOCK:
+                finals[env_id] = self._final(env_id)
+        arrays = (
+            (values if array is None else array)[env_ids]
+            for array, values in zip(self._banks.arrays, objects, strict=True)
+        )
+        return SomeResult(
+            np.array(env_ids, np.int64),
+            build(self._tree, arrays),
+            self._views.rewards[env_ids],
+            flags,
+            [infos[env_id] for env_id in env_ids],
+            {place: finals[env_id] for place, env_id in enumerate(env_ids) if env_id in finals},
+            {place: reset_infos[env_id] for place, env_id in enumerate(env_ids) if env_id in reset_infos},
+        )
+
+    def _final(self, env_id: int) -> Any:
+        values = [array[env_id, ...].copy() for array in self._views.finals if array is not None]
+        return values[0] if self._is_leaf else build(self._tree, iter(values))
 
     def replaced(self, index: int, slot: int) -> None:
         """The runner of a slice is a new one, in this slot, which announces its schemas anew."""
@@ -226,7 +291,8 @@ class BatchReader:
             news: By slot.
             cut_off: Environments that are not reset, whose runners were lost and replaced: the next step tells of it.
         """
-        arrays = self._copied()
+        # The next step shows what is there of those that are cut off.
+        arrays = self._handed_out(lend=not cut_off)
         infos: list[dict[Any, Any]] = [{} for _ in range(self._num_envs)]
         for slot, reader in self._readers.items():
             self._fill_objects(news[slot], reader.env_ids, arrays)
@@ -269,11 +335,9 @@ class BatchReader:
             self._objects[leaf, env_ids[row]] = copy.deepcopy(frozen)
             arrays[leaf][env_ids[row]] = self._thaw(frozen)
 
-    def _copied(self) -> list[NDArray[Any]]:
-        return [
-            np.empty(self._num_envs, object) if array is None else array.copy() if self._copy else array
-            for array in self._views.observations
-        ]
+    def _handed_out(self, *, lend: bool = True) -> list[NDArray[Any]]:
+        arrays = self._banks.hand_out(lend=lend)
+        return [np.empty(self._num_envs, object) if array is None else array for array in arrays]
 
 
 class _SliceReader:

@@ -54,22 +54,28 @@ class Roster:
         self.ended: set[int] = set()
         self.retiring = False
 
+    def step_only(self, rows: Iterable[int]) -> None:
+        """Step these environments and no others."""
+        self.stepped = [(row, self.envs[row]) for row in sorted(rows)]
+        if self._nans is not None:
+            self._nans.watch(rows)
+
     def hold(self, rows: Iterable[int]) -> None:
         """Leave some environments out of the next step."""
         self.held.update(rows)
-        self._set_stepped({row for row, _ in self.stepped}.difference(rows))
+        self.step_only({row for row, _ in self.stepped}.difference(rows))
 
     def release(self, rows: Iterable[int]) -> None:
         """Step environments again that were held."""
         rows = set(rows)
         self.held -= rows
-        self._set_stepped({row for row, _ in self.stepped} | rows)
+        self.step_only({row for row, _ in self.stepped} | rows)
 
     def leave(self, rows: Iterable[int]) -> dict[int, bytes]:
         """Step some environments no more; what their successors need."""
         rows = list(rows)
         is_first = len(self.stepped) == len(self.envs)
-        self._set_stepped({row for row, _ in self.stepped}.difference(rows))
+        self.step_only({row for row, _ in self.stepped}.difference(rows))
         generators = global_generators() if not self.stepped else generators_to_come() if is_first else None
         left = {}
         for row in rows:
@@ -96,13 +102,8 @@ class Roster:
     def exchange(self, row: int, env: Any) -> None:
         """From now on have another environment in a row that is stepped."""
         self.envs[row] = env
-        self._set_stepped({row for row, _ in self.stepped})
+        self.step_only({row for row, _ in self.stepped})
 
     def take(self, rows: Iterable[int]) -> None:
         """Step some more environments from now on."""
-        self._set_stepped({row for row, _ in self.stepped}.union(rows))
-
-    def _set_stepped(self, rows: Iterable[int]) -> None:
-        self.stepped = [(row, self.envs[row]) for row in sorted(rows)]
-        if self._nans is not None:
-            self._nans.watch(rows)
+        self.step_only({row for row, _ in self.stepped}.union(rows))

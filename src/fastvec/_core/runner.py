@@ -80,9 +80,7 @@ class EnvRunner:
         hand_over: Callable[[Any, Any], None] = _nothing,
         succeeds: bool = False,
     ) -> None:
-        self.envs = envs
-        self._at = at
-        self._mode = autoreset_mode
+        self.envs, self._at, self._mode = envs, at, autoreset_mode
         self._options = AutomaticOptions(reset_options, env_ids)
         self._env_ids = env_ids
         self._description, self._tree = description, description.observation
@@ -91,19 +89,23 @@ class EnvRunner:
         self._rewards = views.rewards[rows].data
         self._flags = views.flags[rows].data
         self._infos = InfoWriter(views.info_codes[rows], views.info_cells[rows], freeze)
-        observations = [a if a is None else a[rows] for a in views.observations]
-        self._observations = ObservationWriter(self._tree, observations, unsafe_casts=unsafe_casts)
-        self._write = self._observations.writer()
+        banks = [[a if a is None else a[rows] for a in bank] for bank in views.banks]
+        writer = ObservationWriter(self._tree, banks[0], unsafe_casts=unsafe_casts)
+        guard = NanGuard(env_ids, list(leaves(self._tree)), banks[0], views.rewards[rows]) if check_nan else None
+        self._banks = [(one := writer.twin(bank), one.writer(), guard and guard.twin(bank)) for bank in banks]
         self._finals = [a if a is None else a[rows] for a in views.finals]
-        self._nans = (
-            NanGuard(env_ids, list(leaves(self._tree)), observations, views.rewards[rows]) if check_nan else None
-        )
+        self._roster = Roster(envs, env_ids, self._options, guard, succeeds=succeeds)
         self.spares = Spares(spares, len(envs), hand_over, at) if spares else None
         self._riders: RiderWriter | None = None
         if with_step:
             codes, cells = views.rider_codes[rows], views.rider_cells[rows]
             self._riders = RiderWriter(with_step, look_up, env_ids, codes, cells, freeze, at)
-        self._roster = Roster(envs, env_ids, self._options, self._nans, succeeds=succeeds)
+        self.use(0)
+
+    def use(self, bank: int) -> None:
+        """Write observations to this bank from now on."""
+        self.bank = bank
+        self._observations, self._write, self._nans = self._banks[bank]
 
     def reset(
         self,
@@ -139,7 +141,7 @@ class EnvRunner:
             self.spares.rows_were_reset(rows, arguments)
         return self._news("reset", NO_NEWS._replace(reset_infos=reset_infos), [(row, self.envs[row]) for row in rows])
 
-    def step(self, actions: Sequence[Any]) -> StepNews:
+    def step(self, actions: Sequence[Any] | Mapping[int, Any]) -> StepNews:
         """Step every environment with its action, and reset those whose episode ends, now or at the next step.
 
         Args:

@@ -6,6 +6,7 @@ It is the oracle of the tests, the place to set a breakpoint, and what replaces 
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,10 +18,11 @@ from fastvec._core.config import EngineConfig
 from fastvec._core.engine import Call, CallOutcome, Engine, EngineState, Reset
 from fastvec._core.failures import EnvFailure, RemoteFailure
 from fastvec._core.layout import BatchLayout, BatchViews
+from fastvec._core.leases import Banks, banks_for
+from fastvec._core.partial_runner import PartialRunner
 from fastvec._core.protocol import Adapter, CallRequest, StepNews
-from fastvec._core.results import BatchReader, ResetResult, StepResult
+from fastvec._core.results import BatchReader, Part, ResetResult, SomeResult, StepResult
 from fastvec._core.riders import check_riders
-from fastvec._core.runner import EnvRunner
 
 __all__ = ["SerialEngine"]
 
@@ -50,9 +52,10 @@ class SerialEngine(Engine):
         except BaseException:
             close_envs([*self.envs, *spares])
             raise
-        layout = BatchLayout.of(self.description, self.num_envs, 0, has_riders=bool(config.with_step))
+        banks = banks_for(self.description, self.num_envs, copy=config.copy)
+        layout = BatchLayout.of(self.description, self.num_envs, 0, has_riders=bool(config.with_step), banks=banks)
         views = BatchViews(layout, np.zeros(layout.nbytes, np.uint8))
-        runner = EnvRunner(
+        runner = PartialRunner(
             self.envs,
             env_ids,
             self.description,
@@ -70,12 +73,14 @@ class SerialEngine(Engine):
         )
         self._run(runner, views)
 
-    def _run(self, runner: EnvRunner, views: BatchViews) -> None:
+    def _run(self, runner: PartialRunner, views: BatchViews) -> None:
         """Take up a runner and its arrays."""
         self.envs, self._runner, self._views = runner.envs, runner, views
+        self._banks = Banks(views)
         env_ids = range(self.num_envs)
-        self._batch = BatchReader(self.description, views, [env_ids], lambda frozen: frozen, copy=self._config.copy)
+        self._batch = BatchReader(self.description, views, [env_ids], lambda frozen: frozen, self._banks)
         self._request: Any = None
+        self._forget_some()
 
     def hand_over(self) -> None:
         """Leave all environments to splits; this engine is closed then, and they are not."""
@@ -87,7 +92,7 @@ class SerialEngine(Engine):
         self._request = rows, [reset.arguments[row] for row in rows]
 
     def _finish_reset(self, deadline: float | None, seconds: float | None) -> ResetResult:
-        news = self._guarded(self._runner.reset, *self._request)
+        news = self._guarded(self._runner.reset, *self._request, keep=len(self._request[0]) < self.num_envs)
         self._batch.learn(0, news)
         if self._config.with_step and len(self._request[0]) == self.num_envs:
             self._riders = lambda: copy.deepcopy(self._batch.riders([news]))
@@ -98,11 +103,29 @@ class SerialEngine(Engine):
         self._request = objects if array is None else array.copy()
 
     def _finish_step(self, deadline: float | None, seconds: float | None) -> StepResult:
-        news = self._guarded(self._runner.step, self._request)
+        news = self._guarded(self._runner.step, self._request, keep=False)
         self._batch.learn(0, news)
         if self._config.with_step:
             self._riders = lambda: copy.deepcopy(self._batch.riders([news]))
         return self._batch.step([news])
+
+    def _start_some(self, array: Any, code: int, objects: list[Any], env_ids: Sequence[int]) -> None:
+        actions = objects if array is None else list(array.copy())
+        self._queue.update(zip(env_ids, actions, strict=True))
+
+    def _finish_some(self, least: int, deadline: float | None, seconds: float | None) -> SomeResult:
+        # Those that have waited longest; that they are ready is no merit of theirs.
+        rows = sorted(itertools.islice(self._queue, least))
+        actions = {row: self._queue.pop(row) for row in rows}
+        news = self._guarded(self._runner.step_some, actions, keep=True)
+        self._batch.learn(0, news)
+        return self._batch.some([Part(0, rows, news)])
+
+    def _settle_some(self) -> None:
+        """They are stepped when they are received."""
+
+    def _forget_some(self) -> None:
+        self._queue: dict[int, Any] = {}
 
     def _start_call(self, call: Call) -> None:
         self._request = CallRequest(*call)
@@ -121,14 +144,18 @@ class SerialEngine(Engine):
         except EnvFailure as failure:
             raise _own(failure) from failure.error.__cause__
 
-    def _guarded(self, function: Callable[..., StepNews], *args: Any) -> StepNews:
+    def _guarded(self, function: Callable[..., StepNews], *args: Any, keep: bool) -> StepNews:
         # Where Ctrl-C comes amid the environments, they can be stepped and reset again.
         self.state = EngineState.IDLE
+        self._banks.advance(keep=keep)
+        self._runner.use(self._banks.current)
         try:
             return function(*args)
         except EnvFailure as failure:
             error = _own(failure)
-            if not isinstance(error, KeyboardInterrupt):
+            if isinstance(error, KeyboardInterrupt):
+                self._banks.keep_rows(slice(failure.env_index, None))
+            else:
                 self.state = EngineState.BROKEN
                 first_line = f"{type(error).__name__}: {error}".splitlines()[0]
                 self._why_broken = f"the environments ended with an error before ({first_line})"

@@ -189,7 +189,7 @@ def _process_splits(engine: ProcessEngine, parts: int) -> list[ProcessSplit]:
     # By worker, by split; then by split, by worker.
     shares = list(zip(*(divided(env_ids, parts) for env_ids in engine._slices), strict=True))
     batch = engine._batch
-    pools = make_lanes(engine, pool, shares, copy=config.copy)
+    pools = make_lanes(engine, pool, shares)
     return [
         ProcessSplit(config, its, batch, family, number, list(itertools.chain(*share)))
         for number, (its, share) in enumerate(zip(pools, shares, strict=True))

@@ -126,6 +126,7 @@ class Succession(Crew, ABC):
             self._recycling.started(worker)
             self._moves = [(old, rows) for old, rows in self._moves if old.index != index]
             self._give(worker, worker.env_ids)
+            self._banks.advance(keep=True)
             rows, arguments = list(range(len(worker.env_ids))), self._restarts.arguments(worker.env_ids)
             request = ResetRequest(rows, arguments, self._restarts.options(worker.env_ids), held)
             news = self._ask(worker, Opcode.RESET, "reset", self._dumps(request), self._config.reset_timeout)

@@ -28,6 +28,7 @@ from fastvec._core.failures import EnvFailure, RemoteFailure
 from fastvec._core.layout import BatchLayout, BatchViews
 from fastvec._core.lineage import die_with, lead_group
 from fastvec._core.output import end_output
+from fastvec._core.partial_runner import PartialRunner
 from fastvec._core.pickles import dumps_home, freeze
 from fastvec._core.protocol import (
     NO_NEWS,
@@ -43,7 +44,6 @@ from fastvec._core.protocol import (
     WorkerPayload,
 )
 from fastvec._core.riders import check_riders
-from fastvec._core.runner import EnvRunner
 from fastvec._core.sharing import received
 from fastvec._core.shm import SharedBlock
 from fastvec._core.spares import Spares
@@ -61,6 +61,7 @@ _SHORT_GAP = 200e-6
 #: What a command with a message is called where the message cannot be read.
 _COMMANDS = {
     Opcode.STEP_OBJECTS: "step",
+    Opcode.STEP_SOME: "step",
     Opcode.RESET: "reset",
     Opcode.RETIRE: "moving to another worker",
     Opcode.ADOPT: "moving from another worker",
@@ -127,7 +128,7 @@ def worker_main(channel: Channel, init: WorkerInit | None) -> None:
     except Gone:  # the parent gave up, perhaps because of another worker's environments
         close_envs([*envs, *spares])
         raise
-    runner = EnvRunner(
+    runner = PartialRunner(
         envs,
         init.env_ids,
         description,
@@ -165,7 +166,7 @@ class _Server:
     def __init__(
         self,
         channel: Channel,
-        runner: EnvRunner,
+        runner: PartialRunner,
         views: BatchViews,
         init: WorkerInit,
         command_bell: Bell,
@@ -197,6 +198,8 @@ class _Server:
         """Do what the command row says and reply; False where that is the end."""
         command = self.command
         self.sequence, opcode, code = command[0], command[1], command[2]
+        if command[3] != self._runner.bank:
+            self._runner.use(command[3])
         if opcode == _STEP:
             # A copy, as environments may keep the action that they were given.
             actions = self._views.actions(code)[self._rows].copy()
@@ -257,6 +260,8 @@ class _Server:
             arguments = pickle.loads(message)
         if command is Opcode.STEP_OBJECTS:
             return self._runner.step(arguments)
+        if command is Opcode.STEP_SOME:
+            return self._runner.step_some(arguments)
         if command is Opcode.RESET:
             reset: ResetRequest = arguments
             return self._runner.reset(*reset)
