@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from toys import ConstantEnv, CountingEnv, SleepyEnv, SpaceEnv
 
 from fastvec import errors
-from fastvec._core.engine import EngineState
+from fastvec._core.state import EngineState
 from fastvec._env_access import call_method, get_attr, has_attr, set_attr
 from fastvec._spaces import GymnasiumAdapter
 

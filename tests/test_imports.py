@@ -25,11 +25,12 @@ FLOORS = [
     "_core.output _core.bulk _core.protocol",
     # inside one process, or one process
     "_core.building _core.moving _core.returns _core.riders _core.spares _core.roster _core.surroundings "
-    "_core.runner _core.partial_runner _core.dividing _core.worker _core.factories _core.launch _core.forkserver",
+    "_core.runner _core.partial_runner _core.dividing _core.serving _core.worker _core.factories _core.launch "
+    "_core.forkserver",
     # the parent
     "_core.handle _core.replies _core.restarts _core.recycling _core.starter _core.leases _core.pool _core.results "
-    "_core.engine _core.crew _core.succession _core.partial_steps _core.processes _core.serial _core.lanes "
-    "_core.joined _core.splits _core.engines",
+    "_core.reading _core.state _core.engine _core.crew _core.succession _core.partial_steps _core.processes "
+    "_core.serial _core.lanes _core.joined _core.splits _core.engines",
     # one module a framework
     "_hand_over _spaces _splits _env_access _sb3_adapter _baselines_adapter _seeding _vector_adapter _vector_infos "
     "_vector_batches _vector_calls _sb3_render sb3 _sb3_pipelined gymnasium baselines _make_vec",

@@ -14,7 +14,7 @@ from engines import eventually, make_engine, reset
 from toys import CountingEnv, SleepyEnv
 
 from fastvec import errors
-from fastvec._core.engine import EngineState
+from fastvec._core.state import EngineState
 
 
 def step(engine):

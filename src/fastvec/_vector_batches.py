@@ -15,8 +15,8 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 from numpy.typing import NDArray
 
-from fastvec._core.engine import PENDING, EngineState
 from fastvec._core.pickles import dumps
+from fastvec._core.state import PENDING, EngineState
 from fastvec._core.structure import DictNode, Leaf, Node
 from fastvec.errors import ActionError, ConfigError
 

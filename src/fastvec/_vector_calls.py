@@ -10,7 +10,8 @@ from gymnasium.vector import VectorEnv
 
 from fastvec import _env_access
 from fastvec import _vector_batches as batches
-from fastvec._core.engine import Engine, EngineState
+from fastvec._core.engine import Engine
+from fastvec._core.state import EngineState
 from fastvec.errors import ConfigError
 
 __all__ = ["VectorCalls"]

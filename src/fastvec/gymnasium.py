@@ -21,11 +21,11 @@ from fastvec import _env_access
 from fastvec import _vector_batches as batches
 from fastvec._core.config import AutoresetMode as EngineMode
 from fastvec._core.config import EngineConfig
-from fastvec._core.engine import PENDING, EngineState
 from fastvec._core.engines import in_process_envs, make_engine
 from fastvec._core.factories import check_factories
 from fastvec._core.layout import StepFlag
 from fastvec._core.options import check_options
+from fastvec._core.state import PENDING, EngineState
 from fastvec._core.structure import Leaf, leaves
 from fastvec._seeding import Seeding, Seeds, check_seeding, seed_actions, seeds_of
 from fastvec._spaces import registered_specs

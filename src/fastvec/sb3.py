@@ -67,13 +67,12 @@ _TRUNCATED_IS_NUMPY = StepFlag.TRUNCATED_IS_NUMPY.value
 class SharedMemVecEnv(SplitsVecEnv, VecEnv):
     """Many environments on few worker processes, with everything that a step moves in shared memory.
 
-    Takes the place of Stable-Baselines3's ``SubprocVecEnv`` and, with ``num_workers=0``, of its
-    ``DummyVecEnv``; results equal ``DummyVecEnv``'s bit for bit, however many workers there are.
+    Takes the place of Stable-Baselines3's ``SubprocVecEnv`` and, with ``num_workers=0``, of its ``DummyVecEnv``;
+    results equal ``DummyVecEnv``'s bit for bit, however many workers there are.
 
-    Observations are ``(num_envs, *shape)`` arrays of the space's dtype (nested as the space is; one
-    object a row for Text, Graph, Sequence, OneOf and custom spaces), rewards ``(num_envs,)
-    reward_dtype``, dones ``(num_envs,) bool``, infos a list of ``num_envs`` dicts. All are fresh at
-    every call, writable, and the caller's to keep.
+    Observations are ``(num_envs, *shape)`` arrays of the space's dtype (nested as the space is; one object a row for
+    Text, Graph, Sequence, OneOf and custom spaces), rewards ``(num_envs,) reward_dtype``, dones ``(num_envs,) bool``,
+    infos a list of ``num_envs`` dicts. All are fresh at every call, writable, and the caller's to keep.
 
     Args:
         env_fns: One function an environment, which makes it. They run in the workers only.
@@ -84,22 +83,20 @@ class SharedMemVecEnv(SplitsVecEnv, VecEnv):
         context: Another name of ``start_method``.
         seeding: ``"spawn"`` makes independent seeds of the one that is given, and seeds the action space too;
             ``"sequential"`` counts up from it, as SB3's classes do.
-        cpu_affinity: ``"auto"`` gives each worker CPUs of its own, physical cores first; a list of CPUs deals them out
-            in turn; a list of sets gives one to each worker. None leaves placement to the system.
+        cpu_affinity: ``"auto"`` gives each worker CPUs of its own, physical cores first; or a list of CPUs, which are
+            dealt out in turn, or of sets of them, one a worker. None leaves placement to the system.
         pin_learner: Bind this process to the CPUs that no worker has, until ``close()``.
         threads_per_worker: Cap on the threads of BLAS, OpenMP and torch in each worker; None for no cap.
         copy: False hands out observations without a copy, in memory that nothing writes to while they are alive.
-        start_timeout: Seconds for all environments to be built, or None for no limit.
-        reset_timeout: Seconds for a ``reset()``, or None.
-        step_timeout: Seconds for a step, or None. A step that took too long can still be received by ``step_wait()``.
+        start_timeout, reset_timeout, step_timeout: Seconds for the environments to be built, for a reset, for a step; None
+            for no limit. A late step can still be received.
         close_timeout: Seconds that environments have to close before their workers are ended.
         watchdog: Seconds of waiting after which the logger ``fastvec`` warns, with the stacks of who does not answer.
-        on_failure: ``"restart"`` replaces a worker that dies, exceeds ``step_timeout`` or raises, instead of raising.
-        max_restarts, restart_window: At most so many replacements within so many seconds.
+        on_failure, max_restarts, restart_window: ``"restart"`` replaces a worker that dies, exceeds ``step_timeout`` or
+            raises, at most so many times within so many seconds.
         max_episodes_per_worker, max_worker_rss: After so many episodes, or from so many bytes of resident memory on, a
             worker is followed by a new one, without an effect on the data; None for never.
-        worker_env: Environment variables for the workers, or a function of the worker's index that returns them; in
-            force before any module of the environments is imported.
+        worker_env: Environment variables for the workers, or a function of the worker's index that returns them.
         worker_output: ``"prefix"`` has what workers print begin with ``[worker 1, envs 4-7]``, line by line.
         preload: Modules to import once in the fork server, besides those that the factories refer to.
         reward_dtype: Floating dtype of the rewards: float32 as in ``DummyVecEnv``.
@@ -107,19 +104,16 @@ class SharedMemVecEnv(SplitsVecEnv, VecEnv):
         check_nan: Raise a :class:`~fastvec.errors.NanError` where an environment returns NaN or infinity.
         reset_options: Options of automatic resets: ``"keep"`` for the last given ones, or a function ``(env, number)``.
         spare_resets: Environments a worker beside, reset ahead, that take the places of those whose episodes end.
-        with_step: Names of methods without arguments and of attributes whose values come with each step, so that asking
-            for them costs no round trip: ``["action_masks"]`` for ``MaskablePPO``.
+        with_step: Methods without arguments, and attributes, whose values come with each step: asking is then free.
         allow_space_differences: Accept environments whose spaces agree in structure, shapes and dtypes only.
 
     Raises:
         ConfigError: An option is wrong.
         FactoryError: ``env_fns`` holds something else than functions, or one that cannot be pickled.
         SpaceMismatchError: The environments declare different spaces.
-        WorkerTimeoutError: The environments were not ready in time.
-        WorkerDiedError: A worker died while they were built.
+        WorkerTimeoutError, WorkerDiedError: The environments were not ready in time, or a worker died over them.
 
-    An exception in a constructor, ``reset()`` or ``step()`` is raised here as its own type, with an
-    :class:`~fastvec.errors.EnvError` (environment, worker, traceback) as its cause.
+    What an environment raises is raised here as its own type, with an :class:`~fastvec.errors.EnvError` as cause.
     """
 
     def __init__(

@@ -145,7 +145,7 @@ def test_a_layout_follows_from_what_the_environments_declare():
     tree = DictNode(("image", "rest"), (Leaf(image), TupleNode((Leaf(None), Leaf(speed)))))
     action = ArraySpec((3,), np.dtype("f4"))
     layout = BatchLayout.of(EnvDescription(tree, Leaf(action), b""), 5, 2)
-    assert layout == BatchLayout(5, 2, (image, None, speed), action, 1)
+    assert layout == BatchLayout(5, 2, (image, None, speed), action, has_riders=False, banks=1)
     assert BatchLayout.of(EnvDescription(tree, TupleNode((Leaf(action),)), b""), 5, 2).action is None
     assert BatchLayout.of(EnvDescription(tree, Leaf(None), b""), 5, 2).action is None
 

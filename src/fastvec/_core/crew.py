@@ -16,15 +16,16 @@ from typing import NoReturn
 
 from fastvec._core.channel import Gone
 from fastvec._core.config import EngineConfig
-from fastvec._core.engine import Engine, EngineState
+from fastvec._core.engine import Engine
 from fastvec._core.failures import reason_of
 from fastvec._core.handle import WorkerHandle, death_of
 from fastvec._core.leases import Banks
 from fastvec._core.pickles import dumps
 from fastvec._core.pool import WorkerPool
 from fastvec._core.protocol import NO_NEWS, Opcode, Status, StepNews
+from fastvec._core.reading import BatchReader
 from fastvec._core.replies import Replies, WorkerLost
-from fastvec._core.results import BatchReader
+from fastvec._core.state import EngineState
 from fastvec.errors import InfoError, WorkerTimeoutError
 
 __all__ = ["Crew"]

@@ -28,8 +28,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,53 +37,11 @@ from fastvec._core.actions import check_actions, check_env_ids
 from fastvec._core.channel import deadline_after
 from fastvec._core.config import AutoresetMode, EngineConfig
 from fastvec._core.results import ResetResult, SomeResult, StepResult
+from fastvec._core.state import PENDING, Call, CallOutcome, EngineState, Reset
 from fastvec._core.structure import EnvDescription
 from fastvec.errors import BrokenError, CallError, ClosedError, ConfigError
 
-__all__ = ["PENDING", "Call", "CallOutcome", "Engine", "EngineState", "Reset"]
-
-
-class EngineState(Enum):
-    """See the table in the module's docstring."""
-
-    IDLE = "idle"
-    RESETTING = "reset"
-    STEPPING = "step"
-    CALLING = "call"
-    SENDING = "send"
-    BROKEN = "broken"
-    CLOSED = "closed"
-    FOREIGN = "foreign"
-
-
-#: Something has been sent and not yet received.
-PENDING = frozenset({EngineState.RESETTING, EngineState.STEPPING, EngineState.CALLING, EngineState.SENDING})
-
-
-class Reset(NamedTuple):
-    """Keyword arguments for each environment, and a mask of those to reset, or None for all."""
-
-    arguments: Sequence[Mapping[str, Any]]
-    mask: NDArray[np.bool_] | None
-
-
-class Call(NamedTuple):
-    """``function(env, *args, *each[i], **kwargs)`` for the i-th of ``env_ids``."""
-
-    name: str
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    env_ids: list[int]
-    each: list[tuple[Any, ...]] | None
-    lasting: bool = False
-
-
-class CallOutcome(NamedTuple):
-    """What a call returned, in the order of its ``env_ids``, or what an environment raised in it."""
-
-    results: list[Any]
-    failure: BaseException | None
+__all__ = ["Engine"]
 
 
 class Engine(ABC):

@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fastvec._core.config import EngineConfig
-from fastvec._core.engine import PENDING, Call, CallOutcome, Engine, EngineState, Reset
+from fastvec._core.engine import Engine
 from fastvec._core.results import ResetResult, StepResult
+from fastvec._core.state import PENDING, Call, CallOutcome, EngineState, Reset
 from fastvec._core.structure import EnvDescription, build, lookup
 from fastvec.errors import CallError, WorkerTimeoutError
 

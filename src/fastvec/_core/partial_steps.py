@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastvec._core.channel import Gone
-from fastvec._core.engine import EngineState
 from fastvec._core.handle import WorkerHandle, death_of
 from fastvec._core.protocol import NO_NEWS, Opcode, Status
 from fastvec._core.replies import WorkerLost
 from fastvec._core.results import Part, SomeResult
+from fastvec._core.state import EngineState
 from fastvec._core.succession import Succession
 from fastvec.errors import WorkerTimeoutError
 

@@ -17,7 +17,6 @@ from typing import Any
 from fastvec._core.bulk import close_all, pack
 from fastvec._core.channel import deadline_after
 from fastvec._core.config import AutoresetMode, EngineConfig
-from fastvec._core.engine import Call, CallOutcome, EngineState, Reset
 from fastvec._core.handle import WorkerHandle
 from fastvec._core.lineage import close_in_children
 from fastvec._core.partial_steps import PartialSteps
@@ -25,6 +24,7 @@ from fastvec._core.pool import WorkerPool
 from fastvec._core.protocol import CallMessage, Opcode, ResetRequest, Status
 from fastvec._core.replies import WorkerLost
 from fastvec._core.results import ResetResult, StepResult
+from fastvec._core.state import Call, CallOutcome, EngineState, Reset
 from fastvec.errors import WorkerTimeoutError
 
 __all__ = ["ProcessEngine"]

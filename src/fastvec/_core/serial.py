@@ -15,14 +15,16 @@ import numpy as np
 
 from fastvec._core.building import build_envs, build_spares, close_envs
 from fastvec._core.config import EngineConfig
-from fastvec._core.engine import Call, CallOutcome, Engine, EngineState, Reset
+from fastvec._core.engine import Engine
 from fastvec._core.failures import EnvFailure, RemoteFailure
 from fastvec._core.layout import BatchLayout, BatchViews
 from fastvec._core.leases import Banks, banks_for
 from fastvec._core.partial_runner import PartialRunner
 from fastvec._core.protocol import Adapter, CallRequest, StepNews
-from fastvec._core.results import BatchReader, Part, ResetResult, SomeResult, StepResult
+from fastvec._core.reading import BatchReader
+from fastvec._core.results import Part, ResetResult, SomeResult, StepResult
 from fastvec._core.riders import check_riders
+from fastvec._core.state import Call, CallOutcome, EngineState, Reset
 
 __all__ = ["SerialEngine"]
 

@@ -17,13 +17,14 @@ import numpy as np
 from fastvec._core.checks import check_count
 from fastvec._core.config import EngineConfig
 from fastvec._core.dividing import Part, divide
-from fastvec._core.engine import PENDING, Engine, EngineState
+from fastvec._core.engine import Engine
 from fastvec._core.joined import JoinedEngine
 from fastvec._core.lanes import LanePool, check_divisible, divided, make_lanes
 from fastvec._core.layout import BatchViews
 from fastvec._core.processes import ProcessEngine
-from fastvec._core.results import BatchReader
+from fastvec._core.reading import BatchReader
 from fastvec._core.serial import SerialEngine
+from fastvec._core.state import PENDING, EngineState
 from fastvec.errors import CallError, ConfigError, EnvError
 
 __all__ = ["ProcessSplit", "SerialSplit", "Sibling", "split_engine"]

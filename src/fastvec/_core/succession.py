@@ -25,12 +25,12 @@ from collections.abc import Iterable
 from fastvec._core.channel import deadline_after
 from fastvec._core.config import AutoresetMode, EngineConfig
 from fastvec._core.crew import Crew
-from fastvec._core.engine import EngineState
 from fastvec._core.handle import WorkerHandle
 from fastvec._core.pool import WorkerPool
 from fastvec._core.protocol import NO_NEWS, AdoptRequest, Opcode, ResetRequest, StepNews
 from fastvec._core.recycling import Recycling
 from fastvec._core.restarts import Restart, Restarts
+from fastvec._core.state import EngineState
 from fastvec.errors import WorkerDiedError, WorkerTimeoutError
 
 __all__ = ["Succession"]
