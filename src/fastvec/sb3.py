@@ -88,7 +88,7 @@ class SharedMemVecEnv(SplitsVecEnv, VecEnv):
         pin_learner: Bind this process to the CPUs that no worker has, until ``close()``.
         threads_per_worker: Cap on the threads of BLAS, OpenMP and torch in each worker; None for no cap.
         copy: False hands out observations without a copy, in memory that nothing writes to while they are alive.
-        start_timeout, reset_timeout, step_timeout: Seconds for the environments to be built, for a reset, for a step; None
+        start_timeout, reset_timeout, step_timeout: Seconds until the environments are built, for a reset, a step; None
             for no limit. A late step can still be received.
         close_timeout: Seconds that environments have to close before their workers are ended.
         watchdog: Seconds of waiting after which the logger ``fastvec`` warns, with the stacks of who does not answer.
