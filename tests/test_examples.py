@@ -47,6 +47,10 @@ CASES = {
             r"PipelinedPPO, with the updates: 512 steps, mean return (-?\d+\.\d|nan)",
         ],
     ),
+    "async_batches.py": (
+        ["--steps", "800"],
+        [r"all in step: \d+ steps a second", r"the first half: \d+ steps a second"],
+    ),
     "custom_environment.py": (
         ["--timesteps", "512"],
         [
