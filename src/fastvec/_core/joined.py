@@ -102,7 +102,9 @@ class JoinedEngine(Engine):
             observations=self._merged([result.observations for result in results]),
             rewards=rewards,
             flags=flags.tobytes(),
-            infos=self._in_order([result.infos for result in results]),
+            infos=self._in_order(
+                [_as_dicts(result.infos, len(ids)) for result, ids in zip(results, self._env_ids, strict=True)]
+            ),
             finals=dict(sorted(finals.items())),
             reset_infos=dict(sorted(reset_infos.items())),
         )
@@ -221,3 +223,10 @@ class JoinedEngine(Engine):
             for env_id, one in zip(env_ids, part, strict=True):
                 whole[env_id] = one
         return whole
+
+
+def _as_dicts(infos: Any, count: int) -> Any:
+    """Infos one by one, also where they came as columns."""
+    if not isinstance(infos, dict):
+        return infos
+    return [{key: column[row] for key, column in infos.items()} for row in range(count)]
