@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -164,6 +164,6 @@ CONTENDERS = {
 }
 
 
-def missing() -> dict[str, str]:
-    """The contenders that cannot take part, and why."""
-    return {name: absent for name, contender in CONTENDERS.items() if (absent := contender.absent)}
+def missing(names: Iterable[str]) -> dict[str, str]:
+    """Those of some contenders that cannot take part at all, and why."""
+    return {name: absent for name in names if (absent := CONTENDERS[name].absent)}

@@ -33,7 +33,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 from suite import ours
 from suite.workloads import share_out
 
-__all__ = ["PARTS", "TRAININGS", "Training", "train"]
+__all__ = ["PARTS", "TRAININGS", "Training", "seconds", "times", "train"]
 
 #: Of a collection, and the update.
 PARTS = ("environments", "slowest", "transfer", "inference", "update")
@@ -234,19 +234,12 @@ def train(training: Training, rounds: int, tell: Callable[[str], None] = lambda 
     return asdict(training) | {"runs": runs}
 
 
-def speed(found: dict[str, Any], name: str, part: str = "collection") -> float:
-    """Environment steps a second of a part; "training" is everything."""
-    return found["steps"] * found["n"] / seconds(found, name, part)
-
-
 def seconds(found: dict[str, Any], name: str, part: str) -> float:
-    parts = found["runs"][name]
-    if part == "training":
-        return median(parts["collection"]) + median(parts["update"])
-    return median(parts[part])
+    """Of a rollout, the median."""
+    return median(found["runs"][name][part])
 
 
 def times(found: dict[str, Any], name: str, other: str, part: str = "collection") -> float:
-    """How many times as fast as another, round by round."""
+    """How many times as fast as another that was trained, too, round by round."""
     pairs = zip(found["runs"][name][part], found["runs"][other][part], strict=True)
     return median(theirs / own for own, theirs in pairs)

@@ -31,13 +31,13 @@ class Seat:
     def __init__(self, contender: Contender, plan: Plan) -> None:
         self.contender, self._n = contender, plan.n
         self.stepper: Stepper = contender.make(plan)
-        self._position = 0
+        self.position = 0
         self.steps = 1
 
     def advance(self, steps: int) -> float:
         """Seconds that the steps took."""
-        turn = self.stepper.advance(self._position, steps)
-        self._position += steps
+        turn = self.stepper.advance(self.position, steps)
+        self.position += steps
         self.observations = turn.observations
         return turn.seconds
 

@@ -14,6 +14,7 @@ The processes are forked and bound to no CPUs, as those of the contenders are by
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import multiprocessing
 import os
@@ -29,6 +30,9 @@ __all__ = ["Barrier", "Limit", "Share", "free_seconds", "lockstep_seconds"]
 
 #: Bytes between two counters, so that no two are in one cache line.
 _LINE = 64
+
+#: Commands to a process; others are the first step of a turn and how many there are.
+_RESTART, _CLOSE = (0, 0), (0, -1)
 
 
 class Share(NamedTuple):
@@ -106,7 +110,7 @@ class Limit:
         memory.close()
 
     def restart(self) -> Any:
-        return batch([row for rows in self._ask(None) for row in rows])
+        return batch([row for rows in self._ask(_RESTART) for row in rows])
 
     def advance(self, first: int, steps: int) -> Turn:
         answers = self._ask((first, steps))
@@ -115,16 +119,19 @@ class Limit:
         return Turn(seconds, batch([row for _, rows in answers for row in rows]))
 
     def close(self) -> None:
+        # The end of a pipe would not tell them: the processes that were forked later have it open, too.
         for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
+            with contextlib.suppress(OSError):
+                pipe.send(_CLOSE)
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
             process.join(10)
+            pipe.close()
             if process.is_alive():
                 process.kill()
                 process.join()
             process.close()
 
-    def _ask(self, command: tuple[int, int] | None) -> list[Any]:
+    def _ask(self, command: tuple[int, int]) -> list[Any]:
         for pipe in self._pipes:
             pipe.send(command)
         return [pipe.recv() for pipe in self._pipes]
@@ -133,16 +140,15 @@ class Limit:
 def _serve(
     plan: Plan, env_ids: range, lockstep: bool, memory: mmap.mmap, index: int, parties: int, pipe: Connection
 ) -> None:
-    """One process: restarts and turns, until the other end of the pipe is closed."""
+    """One process: restarts and turns, until told to close."""
     envs = [plan.work.make() for _ in env_ids]
     barrier = Barrier(memory, index, parties)
     last: list[Any] = []
     while True:
-        try:
-            command = pipe.recv()
-        except (EOFError, OSError):
+        command = pipe.recv()
+        if command == _CLOSE:
             break
-        if command is None:
+        if command == _RESTART:
             last = [env.reset(seed=env_id)[0] for env_id, env in zip(env_ids, envs, strict=True)]
             pipe.send(last)
             continue

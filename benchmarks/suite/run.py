@@ -51,8 +51,9 @@ class Options:
 
 def run(about: dict[str, Any], options: Options, console: Console) -> Results:
     """Measure everything, and show how far it is."""
-    results = Results(about, missing=missing() | ours.not_available())
     tasks = list(options.tasks) if "steps" in options.parts else []
+    names = dict.fromkeys(name for task in tasks for name in task.contenders)
+    results = Results(about, missing=missing(names) | ours.not_available())
     trainings = options.trainings if "learning" in options.parts else ()
     others = [part for part in ("tails", "start") if part in options.parts]
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
