@@ -17,7 +17,7 @@ from fastvec._core.options import EngineOptions
 from fastvec.errors import ConfigError
 from suite.envs import NoOpEnv
 from suite.stepper import Turn
-from suite.workloads import Plan, share_out
+from suite.workloads import Plan
 
 __all__ = [
     "SharedMemVecEnv",
@@ -95,14 +95,7 @@ class SplitStepper:
         self._plan = plan
         self.venv = SharedMemVecEnv(plan.env_fns, num_workers=plan.workers, start_method=plan.start_method)
         self.halves: Any = self.venv.split(2)  # type: ignore[attr-defined]
-        # By worker: the first half of its environments, the second.
-        parts = [share_out(len(env_ids), 2) for env_ids in plan.slices]
-        self.env_ids = [
-            np.concatenate(
-                [env_ids.start + np.array(two[half]) for env_ids, two in zip(plan.slices, parts, strict=True)]
-            )
-            for half in range(2)
-        ]
+        self.env_ids = [np.array(half.env_ids) for half in self.halves]
 
     def restart(self) -> Any:
         for half, env_ids in zip(self.halves, self.env_ids, strict=True):
