@@ -247,6 +247,15 @@ def test_the_grids_name_what_exists_once():
     assert made <= {task[:3] for task in grid.full()}
 
 
+def test_the_questions_for_pytest_benchmark_are_answered():
+    """Each of these files collects, and a contender's result in one of them is right; nothing is timed here."""
+    command = [sys.executable, "-m", "pytest", BENCHMARKS, "--benchmark-disable", "-q", "-k"]
+    command += ["test_sizes and 8-SharedMemVecEnv and not 128"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+
+
 def test_the_program_writes_its_page(tmp_path):
     """The smallest run there is: two turns of four contenders, with their values compared."""
     command = [sys.executable, BENCHMARKS / "suite.py", "--works", "CartPole-v1", "--n", "4", "--rounds", "2"]

@@ -33,7 +33,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 from suite import ours
 from suite.workloads import share_out
 
-__all__ = ["PARTS", "TRAININGS", "Training", "seconds", "times", "train"]
+__all__ = ["PARTS", "TRAININGS", "Training", "line", "seconds", "times", "title", "train"]
 
 #: Of a collection, and the update.
 PARTS = ("environments", "slowest", "transfer", "inference", "update")
@@ -232,6 +232,18 @@ def train(training: Training, rounds: int, tell: Callable[[str], None] = lambda 
     finally:
         torch.set_num_threads(threads)
     return asdict(training) | {"runs": runs}
+
+
+def title(found: dict[str, Any]) -> str:
+    """What was trained."""
+    threads = "1 torch thread" if found["threads"] == 1 else "torch's own number of threads"
+    return f"{found['algorithm']}, {found['env_id']}, {found['n']} environments, {threads}"
+
+
+def line(found: dict[str, Any]) -> str:
+    """A training in a line: seconds of a collection, by contender."""
+    parts = ", ".join(f"{name} {seconds(found, name, 'collection'):.3f}" for name in found["runs"])
+    return f"{title(found)}: {parts} s a collection"
 
 
 def seconds(found: dict[str, Any], name: str, part: str) -> float:

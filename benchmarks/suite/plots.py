@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 import numpy as np
 from matplotlib import pyplot as plt
 
-from suite.end_to_end import PARTS, seconds
+from suite.end_to_end import PARTS, seconds, title
 from suite.results import Results
 
 __all__ = ["learning", "sizes", "works"]
@@ -105,8 +105,7 @@ def learning(results: Results, path: Path) -> bool:
             width = [seconds(found, name, part) if there else 0.0 for name, there in zip(names, known, strict=True)]
             axes.barh(names, width, left=left, color=colour, label=part)
             left += width
-        threads = "1 torch thread" if found["threads"] == 1 else "torch's own number of threads"
-        axes.set_title(f"{found['algorithm']}, {found['env_id']}, {found['n']} environments, {threads}", loc="left")
+        axes.set_title(title(found), loc="left")
         axes.invert_yaxis()
         plain(axes)
     np.atleast_1d(panels)[-1].set_xlabel("seconds of a rollout")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from suite import plots
-from suite.end_to_end import PARTS, seconds, times
+from suite.end_to_end import PARTS, seconds, times, title
 from suite.results import Cell, Results
 from suite.tables import bold, table
 from suite.targets import OTHERS, STEPS, Target, reached
@@ -165,18 +164,14 @@ def workers(results: Results) -> str:
 def learning(results: Results) -> str:
     rows = []
     for found in results.learning:
-        title = training_title(found)
         for name, parts in found["runs"].items():
             split = [f"{seconds(found, name, part):.3f}" if part in parts else ABSENT for part in PARTS]
             collection = f"{seconds(found, name, 'collection'):.3f}"
-            rows.append([title, name, *split[:-1], collection, split[-1], f"{times(found, name, 'DummyVecEnv'):.2f}"])
+            rows.append(
+                [title(found), name, *split[:-1], collection, split[-1], f"{times(found, name, 'DummyVecEnv'):.2f}"]
+            )
     head = ["", "", *PARTS[:-1], "collection", PARTS[-1], "collection × DummyVecEnv"]
     return table(head, rows) if rows else NOTHING
-
-
-def training_title(found: dict[str, Any]) -> str:
-    threads = f"{found['threads']} torch thread" if found["threads"] else "torch's threads"
-    return f"{found['algorithm']}, {found['env_id']}, {found['n']} environments, {threads}"
 
 
 def tails(results: Results) -> str:

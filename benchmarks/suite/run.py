@@ -75,6 +75,7 @@ def run(about: dict[str, Any], options: Options, console: Console) -> Results:
         for training in trainings:
             title = f"{training.algorithm}, {training.env_id}, n={training.n}"
             results.learning.append(end_to_end.train(training, max(3, options.rounds // 2), teller(title)))
+            progress.console.print(end_to_end.line(results.learning[-1]), highlight=False, markup=False)
             progress.advance(bar)
         if "tails" in others:
             results.tails = tails.step_times(n=options.n, blocks=2 * options.rounds, tell=teller("single steps"))

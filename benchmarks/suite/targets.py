@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from suite import end_to_end
-from suite.results import Cell, Results
+from suite.results import Results
 
 __all__ = ["TARGETS", "Target", "reached"]
 
@@ -59,13 +59,10 @@ def flat(work: str) -> Callable[[Results], float | str]:
         few, many = results.cell(work, 32), results.cell(work, 1024)
         if few is None or many is None:
             return "not run"
-        return overhead(many) / overhead(few)
+        before, after = (cell.overhead(SHARED, "lockstep limit") for cell in (few, many))
+        return after / before if before > 0 else "no overhead with 32 to compare with"
 
     return measure
-
-
-def overhead(cell: Cell) -> float:
-    return max(cell.overhead(SHARED, "lockstep limit"), 1e-3)
 
 
 def collection(n: int, threads: int | None, to: str, name: str = SHARED) -> Callable[[Results], float | str]:
