@@ -106,9 +106,9 @@ def advance(venv, steps):
 
 
 def per_step(count):
-    """The cost of a step by name, of what ``count(steps)`` counts; the least of three, as waiting may add to it."""
+    """The cost of a step by name, of what ``count(steps)`` counts; the lesser of two, as waiting may add to it."""
     found = []
-    for _ in range(3):
+    for _ in range(2):
         once, twice = count(STEPS), count(2 * STEPS)
         found.append({name: twice[name] - once[name] for name in {**once, **twice}})
     # One more or less is what the command to begin came in, in one piece or two.
