@@ -22,7 +22,7 @@ INSTALLED := $(VENV)/.installed-$(VERSION)-$(GROUP)-sb3-$(SB3)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test faults check test-all bench clean needs-sb3
+.PHONY: help demo test faults check test-all bench bench-check clean needs-sb3
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -53,11 +53,17 @@ test-all: ## run the tests on each of Python 3.10, 3.11 and 3.13 that this machi
 	done; \
 	if [ -n "$$failed" ]; then echo "Failed on Python$$failed"; exit 1; fi
 
-bench: needs-sb3 $(INSTALLED) ## measure steps per second against Stable-Baselines3's own classes
-	$(BIN)/python benchmarks/step_vs_sb3.py $(ARGS)
+bench: needs-sb3 $(INSTALLED) ## measure against the limits and what is replaced; half an hour; writes docs/benchmarks
+	$(BIN)/python benchmarks/suite.py $(ARGS)
+
+OLD ?= docs/benchmarks/results.json
+NEW ?=
+
+bench-check: needs-sb3 $(INSTALLED) ## compare two results, OLD=... NEW=..., by ratio to the limits; a quick run without NEW
+	$(BIN)/python benchmarks/check_speed.py $(OLD) $(NEW)
 
 clean: ## remove the virtual environments and everything generated
-	rm -rf .venv .venv-3.* demo-results dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks MUJOCO_LOG.TXT
+	rm -rf .venv .venv-3.* demo-results bench-results dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks MUJOCO_LOG.TXT
 	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 needs-sb3:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -319,6 +320,19 @@ def test_environments_may_have_processes_of_their_own():
     (pid,) = engine.call("get_attr", get_attr, "child_pid", env_ids=[0])
     assert psutil.pid_exists(pid)
     engine.close()
+
+
+def test_the_processes_of_the_program_outlive_a_forked_worker():
+    """A fork has the program's list of its children, too; with close() a worker ends its own only."""
+    other = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+    other.start()
+    try:
+        make_engine([lambda: CountingEnv(0)] * 2).close()
+        assert other.is_alive()
+    finally:
+        other.kill()
+        other.join()
+        other.close()
 
 
 def test_without_semaphores_the_channel_rings(monkeypatch):

@@ -26,13 +26,13 @@ unmeasured(
 unmeasured(
     "E1",
     "parallel is slower than serial where steps are cheap",
-    "a matter of speed: `benchmarks/step_vs_sb3.py`",
+    "a matter of speed: `benchmarks/suite.py`",
     not_yet="a suggestion of the setting for this machine",
 )
 unmeasured(
     "E2",
     "many cores, no gain",
-    "a matter of speed: `benchmarks/step_vs_sb3.py`",
+    "a matter of speed: `benchmarks/suite.py`",
     not_yet="a report of where the time of a step goes",
 )
 unmeasured(
@@ -57,7 +57,7 @@ unmeasured(
 unmeasured(
     "E9",
     "slow starts",
-    "a matter of speed: `benchmarks/start_vs_sb3.py`",
+    "a matter of speed: `benchmarks/suite.py --parts start`",
     "tests/core/test_forkserver.py::test_preloaded_modules_are_imported_once_and_in_the_server",
 )
 unmeasured(

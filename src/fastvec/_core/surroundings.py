@@ -77,4 +77,6 @@ def end_children() -> None:
     if process is not None:
         with contextlib.suppress(Exception):
             for child in process.active_children():
-                child.terminate()
+                # After a fork the list has the children of the program, too, which are not this worker's to end.
+                if child._parent_pid == os.getpid():
+                    child.terminate()

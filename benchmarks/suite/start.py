@@ -1,18 +1,19 @@
 """How long until the environments are ready, and how much memory do idle workers hold of their own?
 
-Each contender builds 8 environments through ``make_vec_env`` under the fork server and resets them
-once, in a fresh program that has imported Stable-Baselines3, as a training script has.
-
-    python benchmarks/start_vs_sb3.py [--env BipedalWalker-v3] [--n 8] [--rounds 3]
+Each contender builds its environments through ``make_vec_env`` under the fork server and resets them once, in a fresh
+program that has imported Stable-Baselines3, as a training script has.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import subprocess
 import sys
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+__all__ = ["CONTENDERS", "starts"]
 
 PROGRAM = """
 import json, sys, time
@@ -40,26 +41,23 @@ CONTENDERS = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", default="BipedalWalker-v3")
-    parser.add_argument("--n", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
-    for _ in range(options.rounds):
+def starts(
+    env_id: str = "BipedalWalker-v3", n: int = 32, rounds: int = 1, tell: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """Seconds until ready, MB that each worker has alone, and all children together: medians, by contender."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
+    for turn in range(rounds):
         for name, contender in CONTENDERS.items():
-            command = [sys.executable, "-c", PROGRAM, options.env, str(options.n), contender]
+            tell(f"starts {name}, {turn + 1} of {rounds}")
+            command = [sys.executable, "-c", PROGRAM, env_id, str(n), contender]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             found[name].append(json.loads(done.stdout.splitlines()[-1]))
-    first = statistics.median(one["seconds"] for one in found["SubprocVecEnv"])
-    print(f"{'contender':32} {'ready after':>11} {'ratio':>6} {'private a worker':>17} {'all children':>13}")
-    for name, runs in found.items():
-        seconds = statistics.median(one["seconds"] for one in runs)
-        worker = statistics.median(max(one["private"]) for one in runs)
-        everything = statistics.median(one["everything"] for one in runs)
-        print(f"{name:32} {seconds:9.1f} s {seconds / first:6.2f} {worker:14.1f} MB {everything:10.0f} MB")
-
-
-if __name__ == "__main__":
-    main()
+    runs = {
+        name: {
+            "seconds": median(one["seconds"] for one in ran),
+            "private_mb": median(max(one["private"]) for one in ran),
+            "all_mb": median(one["everything"] for one in ran),
+        }
+        for name, ran in found.items()
+    }
+    return {"work": env_id, "n": n, "rounds": rounds, "runs": runs}

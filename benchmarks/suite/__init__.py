@@ -1,0 +1,1 @@
+"""The parts of the benchmark suite, one idea a module; ``benchmarks/suite.py`` is the program."""
