@@ -38,8 +38,9 @@ unmeasured(
 unmeasured(
     "E4",
     "everyone waits for the slowest environment",
-    "a matter of speed",
-    not_yet="a report of who is waited for, and batches of the first that are ready",
+    "a matter of speed. `recv(min_envs=k)` of `SharedMemVectorEnv` gives the first that are ready",
+    "tests/test_partial_steps.py::test_who_is_ready_does_not_wait_for_who_is_not",
+    not_yet="a report of who is waited for",
 )
 unmeasured(
     "E6",
