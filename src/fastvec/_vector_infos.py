@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fastvec.errors import InfoError
 
-__all__ = ["infos_to_dict", "infos_to_list", "vectorize_infos"]
+__all__ = ["infos_to_dict", "infos_to_list", "vectorize_infos", "with_masks"]
 
 _NUMBERS = (int, float)
 
@@ -141,6 +141,15 @@ def vectorize_infos(infos: Iterable[tuple[int, dict[Any, Any]]], num_envs: int) 
         else:
             vectorized[key] = _array(values, rows, num_envs)
         vectorized[f"_{key}"] = mask
+    return vectorized
+
+
+def with_masks(columns: Mapping[Any, NDArray[Any]], num_envs: int) -> dict[Any, Any]:
+    """As :func:`vectorize_infos`, of arrays with a row for each environment, which become part of what is returned."""
+    vectorized: dict[Any, Any] = {}
+    for key, array in columns.items():
+        vectorized[key] = _objects(dict(enumerate(array)), num_envs) if key == "final_obs" else array
+        vectorized[f"_{key}"] = np.ones(num_envs, np.bool_)
     return vectorized
 
 

@@ -32,7 +32,7 @@ from fastvec._spaces import registered_specs
 from fastvec._splits import SplitsVectorEnv
 from fastvec._vector_adapter import VectorAdapter
 from fastvec._vector_calls import VectorCalls
-from fastvec._vector_infos import vectorize_infos
+from fastvec._vector_infos import vectorize_infos, with_masks
 from fastvec.errors import CallError, ConfigError
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ class SharedMemVectorEnv(SplitsVectorEnv, VectorCalls):
             max_workers=max_concurrency,
             autoreset_mode=EngineMode(self.autoreset_mode.value),
             copy=copy,
+            info_columns=True,
             with_step=with_step,
         )
         self.num_envs, self.num_workers = resolved.num_envs, resolved.num_workers
@@ -250,12 +251,17 @@ class SharedMemVectorEnv(SplitsVectorEnv, VectorCalls):
         observations, rewards, flags, infos, finals, reset_infos = self._engine.recv(timeout)
         bits = np.frombuffer(flags, np.uint8)
         terminations, truncations = bits & _TERMINATED != 0, bits & _TRUNCATED != 0
-        said: Iterator[tuple[int, dict[str, Any]]] = enumerate(infos)
-        if flags != bytes(self.num_envs):
+        has_ended = flags != bytes(self.num_envs)
+        if has_ended:
             self._ended = terminations | truncations
-            if self.autoreset_mode is AutoresetMode.SAME_STEP:
+        if isinstance(infos, dict):
+            vectorized = with_masks(infos, self.num_envs)
+        else:
+            said: Iterator[tuple[int, dict[str, Any]]] = enumerate(infos)
+            if has_ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
                 said = batches.with_finals(infos, self._ended.tolist(), finals, reset_infos)
-        return self._batched(observations), rewards, terminations, truncations, vectorize_infos(said, self.num_envs)
+            vectorized = vectorize_infos(said, self.num_envs)
+        return self._batched(observations), rewards, terminations, truncations, vectorized
 
     def send(self, actions: Any, env_ids: Sequence[int] | NDArray[np.integer[Any]] | None = None) -> None:
         """Start a step of some environments, while others may be pending; :meth:`recv` gives those that are ready.

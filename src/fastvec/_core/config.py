@@ -67,6 +67,7 @@ class EngineConfig:
         spare_resets: How many environments each worker, or this process, has beside, reset ahead.
         with_step: Methods and attributes of the environments whose values come with each step.
         autoreset_mode: When an environment is reset whose episode has ended.
+        info_columns: Whether infos are wanted as arrays where they can be.
         copy: Whether all observations are copied; see :mod:`fastvec._core.leases`.
     """
 
@@ -97,6 +98,7 @@ class EngineConfig:
     spare_resets: int = 0
     with_step: tuple[str, ...] = ()
     autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP
+    info_columns: bool = False
     copy: bool = True
 
     @classmethod
@@ -130,6 +132,7 @@ class EngineConfig:
         reset_options: ResetOptions = None,
         spare_resets: int = 0,
         with_step: Sequence[str] = (),
+        info_columns: bool = False,
         autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
         copy: bool = True,
     ) -> EngineConfig:
@@ -204,6 +207,7 @@ class EngineConfig:
             spare_resets=int(spare_resets),
             with_step=tuple(dict.fromkeys(with_step)),
             autoreset_mode=autoreset_mode,
+            info_columns=info_columns,
             copy=copy,
         )
 

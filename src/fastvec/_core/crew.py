@@ -51,7 +51,13 @@ class Crew(Engine, ABC):
         self._slices = [worker.env_ids for worker in self._pool.workers]
         self._banks = Banks(self._views)
         self._batch = BatchReader(
-            self.description, self._views, self._slices, pickle.loads, self._banks, remember=config.restart
+            self.description,
+            self._views,
+            self._slices,
+            pickle.loads,
+            self._banks,
+            remember=config.restart,
+            columns=config.info_columns,
         )
         # Who steps each environment.
         self._owners = [worker for worker in self._pool.workers for _ in worker.env_ids]

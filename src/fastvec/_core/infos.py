@@ -83,6 +83,8 @@ class InfoSchema:
             cell += _cells(kind, shape)
         self.columns = tuple(columns)
         self.cells = cell
+        #: Whether the dtypes of arrays say all of the types; numpy.bool_ and bool have one dtype.
+        self.has_own_dtypes = all(kind is not np.bool_ for _, kind, _ in signature)
         self.arrays = tuple(c for c in columns if c.shape is not None)
         self.struct = struct.Struct(
             "="

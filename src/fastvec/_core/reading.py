@@ -138,7 +138,7 @@ class BatchReader:
             self._uniform = codes, schemas[0] if is_one else None
         schema = self._uniform[1]
         if schema is not None:
-            if as_columns:
+            if as_columns and schema.has_own_dtypes:
                 return schema.arrays_by_key(self._views.info_cells)
             return schema.decode(self._views.info_cells)
         infos: list[dict[Any, Any]] = [{}] * self._num_envs

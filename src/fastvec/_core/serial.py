@@ -80,7 +80,14 @@ class SerialEngine(Engine):
         self.envs, self._runner, self._views = runner.envs, runner, views
         self._banks = Banks(views)
         env_ids = range(self.num_envs)
-        self._batch = BatchReader(self.description, views, [env_ids], lambda frozen: frozen, self._banks)
+        self._batch = BatchReader(
+            self.description,
+            views,
+            [env_ids],
+            lambda frozen: frozen,
+            self._banks,
+            columns=self._config.info_columns,
+        )
         self._request: Any = None
         self._forget_some()
 
