@@ -33,7 +33,8 @@ FLOORS = [
     "_core.serial _core.lanes _core.joined _core.splits _core.engines",
     # one module a framework
     "_hand_over _spaces _splits _env_access _sb3_adapter _baselines_adapter _seeding _vector_adapter _vector_infos "
-    "_vector_batches _vector_calls _sb3_render sb3 _sb3_pipelined gymnasium baselines _make_vec",
+    "_vector_batches _vector_calls _torch_threads _sb3_calls _sb3_render sb3 _sb3_pipelined "
+    "gymnasium baselines _make_vec",
     # tools, and the front door
     "testing stats measure tune doctor cli __main__ __init__",
 ]

@@ -6,7 +6,6 @@ It knows what SB3's learners and wrappers rely on (same-step resets, ``terminal_
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,8 +17,6 @@ from numpy.typing import DTypeLike, NDArray
 
 try:
     from stable_baselines3.common.vec_env.base_vec_env import (
-        VecEnv,
-        VecEnvIndices,
         VecEnvObs,
         VecEnvStepReturn,
     )
@@ -36,10 +33,12 @@ from fastvec._core.factories import check_factories
 from fastvec._core.layout import StepFlag
 from fastvec._core.options import check_options
 from fastvec._sb3_adapter import Sb3Adapter
+from fastvec._sb3_calls import VecEnvCalls
 from fastvec._sb3_render import tiled
 from fastvec._seeding import Seeding, Seeds, check_seeding, seed_actions, seeds_of
 from fastvec._spaces import registered_specs
 from fastvec._splits import SplitsVecEnv
+from fastvec._torch_threads import tell_of_spinning
 from fastvec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ _TERMINATED, _TRUNCATED = StepFlag.TERMINATED.value, StepFlag.TRUNCATED.value
 _TRUNCATED_IS_NUMPY = StepFlag.TRUNCATED_IS_NUMPY.value
 
 
-class SharedMemVecEnv(SplitsVecEnv, VecEnv):
+class SharedMemVecEnv(SplitsVecEnv, VecEnvCalls):
     """Many environments on few worker processes, with everything that a step moves in shared memory.
 
     Takes the place of Stable-Baselines3's ``SubprocVecEnv`` and, with ``num_workers=0``, of its ``DummyVecEnv``;
@@ -149,7 +148,7 @@ class SharedMemVecEnv(SplitsVecEnv, VecEnv):
         self.waiting = False
         self._has_told_of_no_image = False
         self._no_flags = bytes(len(factories))
-        self.num_workers = config.num_workers
+        self.num_workers, self._usable_cpus = config.num_workers, config.usable_cpus
         self.start_method = config.start_method
         adapter = Sb3Adapter(allow_space_differences, registered_specs() if config.num_workers else ())
         self._engine = make_engine(config, factories, adapter)
@@ -174,6 +173,7 @@ class SharedMemVecEnv(SplitsVecEnv, VecEnv):
             The first observations.
         """
         self.waiting = False
+        tell_of_spinning(self.num_workers, self._usable_cpus)
         observations, self.reset_infos = self._engine.reset(
             [
                 {"seed": seed, "options": options} if options else {"seed": seed}
@@ -281,60 +281,9 @@ class SharedMemVecEnv(SplitsVecEnv, VecEnv):
         cv2.waitKey(1)
         return None
 
-    def has_attr(self, attr_name: str) -> bool:
-        """Whether every environment has an attribute, whose value need not be picklable."""
-        return all(self._call("has_attr", _env_access.has_attr, attr_name))
-
-    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The values of an attribute, looked up through the wrappers."""
-        known = self._engine.came_along([attr_name], self._env_ids(indices))
-        return known or self._call("get_attr", _env_access.get_attr, attr_name, indices=indices)
-
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Set an attribute to one value, as it is: where it exists, looked up through the wrappers, else outermost."""
-        env_ids = self._env_ids(indices)
-        self._engine.call("set_attr", _env_access.set_attr, attr_name, value, env_ids=env_ids, lasting=True)
-
-    def env_method(
-        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
-    ) -> list[Any]:
-        """Call a method of the environments, and return what it returns."""
-        if not (method_args or method_kwargs):
-            known = self._engine.came_along([f"{method_name}()"], self._env_ids(indices))
-            if known:
-                return known
-        return self._engine.call(
-            method_name,
-            _env_access.call_method,
-            method_name,
-            *method_args,
-            env_ids=self._env_ids(indices),
-            kwargs=method_kwargs,
-        )
-
-    def env_is_wrapped(
-        self, wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
-    ) -> list[bool]:
-        """Whether the environments are in a wrapper of a class."""
-        # By name where the name is unique: a worker then need not import a class that it cannot have met.
-        name = (wrapper_class.__module__, wrapper_class.__qualname__)
-        wrapper = wrapper_class if "<locals>" in wrapper_class.__qualname__ else name
-        return self._call("env_is_wrapped", _env_access.is_wrapped, wrapper, indices=indices)
-
     def __enter__(self) -> SharedMemVecEnv:
         """The environments, closed at the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _call(self, name: str, function: Callable[..., Any], *args: Any, indices: VecEnvIndices = None) -> list[Any]:
-        return self._engine.call(name, function, *args, env_ids=self._env_ids(indices))
-
-    def _env_ids(self, indices: VecEnvIndices) -> list[int]:
-        asked = [indices] if isinstance(indices, (int, np.integer)) else self._get_indices(indices)
-        env_ids = [operator.index(index) for index in asked]
-        for index in env_ids:
-            if not -self.num_envs <= index < self.num_envs:
-                raise IndexError(f"there is no env {index}: expected an index from 0 to {self.num_envs - 1}")
-        return [index % self.num_envs for index in env_ids]
