@@ -12,6 +12,7 @@ from toys import CountingEnv
 
 from fastvec._core.bulk import pack, unpack
 from fastvec._core.pickles import LARGE, dumps
+from fastvec._core.splits import split_engine
 
 N = LARGE // 8
 
@@ -103,6 +104,16 @@ def test_a_failing_call_leaves_nothing_open(engine):
         engine.call("keep", keep, np.zeros(N), (one for one in ()), env_ids=[0])
     assert eventually(lambda: descriptors() == before)
     assert engine.call("keep", keep, np.zeros(1), env_ids=[0]) == [[("<f8", (1,), True, True)]]
+
+
+def test_splits_get_large_arrays_too():
+    """Over the channels of their own."""
+    whole, splits = split_engine(make_engine([functools.partial(KeepingEnv, i) for i in range(4)]), 2)
+    for split in splits:
+        env_ids = range(split.num_envs)
+        assert split.call("keep", keep, np.zeros(N), env_ids=env_ids) == [[("<f8", (N,), True, True)]] * len(env_ids)
+    assert [sums[0] for sums in whole.call("sums", KeepingEnv.sums, env_ids=range(4))] == [0, N, 2 * N, 3 * N]
+    whole.close()
 
 
 @pytest.mark.parametrize("missing", ["call", "refused"])

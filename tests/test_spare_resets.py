@@ -22,6 +22,7 @@ from toys import CountingEnv, FaultyEnv, StreamEnv
 from fastvec import SharedMemVectorEnv, errors
 from fastvec._core.config import AutoresetMode
 from fastvec._core.layout import StepFlag
+from fastvec._core.splits import split_engine
 from fastvec._env_access import get_attr, set_attr
 
 WORKERS = (0, 1, 2)
@@ -282,6 +283,17 @@ def test_what_does_not_go_together_is_said(options, text):
     """Before anything has started."""
     with pytest.raises(errors.ConfigError, match=text):
         make_engine([functools.partial(CountingEnv, 0)], **options)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_splits_have_no_spares(workers):
+    """A spare cannot serve two splits: it is said, and the environments are usable afterwards."""
+    engine = make_engine([functools.partial(CountingEnv, i) for i in range(4)], num_workers=workers, spare_resets=1)
+    reset(engine, 1)
+    with pytest.raises(errors.ConfigError, match=r"split\(\) and spare_resets do not go together"):
+        split_engine(engine, 2)
+    step(engine)
+    engine.close()
 
 
 @pytest.mark.parametrize("workers", WORKERS)

@@ -304,6 +304,32 @@ def test_a_replaced_worker_has_nothing_to_tell_of_the_step_that_it_missed(mode):
 
 
 @pytest.mark.parametrize("workers", WORKERS)
+def test_splits_have_what_rides_along_of_their_own(workers):
+    """Each answers for its environments after its own steps, whatever another does; the whole asks by a call."""
+    whole = SharedMemVectorEnv(factories(6), num_workers=workers, start_method="fork", with_step=["mask", "left"])
+    try:
+        whole.reset(seed=1)
+        splits = whole.split(2)
+        engines = [counting(split._engine) for split in splits]
+        for split, engine in zip(splits, engines, strict=True):
+            split.step(np.zeros(split.num_envs, np.int64))
+            known = [split.call(name) for name in ("mask", "left")]
+            assert engine.calls == []
+            assert same(known, [tuple(asked(engine, name)) for name in ("mask", "left")])
+        splits[0].step(np.zeros(splits[0].num_envs, np.int64))
+        engines[0].calls.clear()
+        splits[1].step(np.zeros(splits[1].num_envs, np.int64))
+        assert len(splits[0].call("mask")) == splits[0].num_envs
+        assert engines[0].calls == []
+        assert len(whole.call("mask")) == 6
+        assert engines[0].calls == ["mask"]
+        splits[0].set_attr("tag", 1)
+        assert splits[0].call("tag") == (1,) * splits[0].num_envs
+    finally:
+        whole.close()
+
+
+@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("mode", VectorMode)
 def test_the_gymnasium_class_answers_call_and_get_attr_as_ever(workers, mode):
     """Against Gymnasium's own class, step by step, without a call but for what needs one."""

@@ -26,9 +26,9 @@ def tell_of_spinning(num_workers: int, usable_cpus: int) -> None:
     if threads > 1 and threads + num_workers > usable_cpus:
         _told.append(True)
         _LOGGER.warning(
-            "PyTorch uses %d threads in this process, beside %d workers on %d CPUs. While its threads wait for work they "
-            "spin, and take the CPUs from the workers: torch.set_num_threads(1) before training makes steps faster, "
-            "and for small networks the updates too",
+            "PyTorch uses %d threads in this process, beside %d workers on %d CPUs. While its threads wait for work "
+            "they spin, and take the CPUs from the workers: torch.set_num_threads(1) before training makes steps "
+            "faster, and for small networks the updates too",
             threads,
             num_workers,
             usable_cpus,

@@ -46,9 +46,11 @@ class ProcessEngine(PartialSteps):
         # Of the reset that is pending: what each worker was sent, and whom it concerns.
         self._resets: dict[int, bytes] = {}
         self._chosen: list[int] = []
-        # Of the call that is pending: where each worker's results belong, by slot, and those that have come.
+        # Of the call that is pending: where each worker's results belong, by slot; those that have come, and what was
+        # raised, by worker.
         self._places: dict[int, list[int]] = {}
-        self._outcome = CallOutcome([], None)
+        self._outcome: list[Any] = []
+        self._failures: dict[int, BaseException] = {}
         self._called = ""
         self._guard = _ForkGuard(self)
         # At interpreter exit, or when the last reference goes.
@@ -114,6 +116,8 @@ class ProcessEngine(PartialSteps):
     def _finish_step(self, deadline: float | None, seconds: float | None) -> StepResult:
         self._collect_step("step", deadline, seconds, held=False)
         if not self._is_followed:
+            if self._config.with_step:
+                self._riders = functools.partial(self._batch.riders, self._news)
             whole: StepResult = self._read(self._batch.step, self._news)
             return whole
         news, cut_off = list(self._news), {}
@@ -157,37 +161,40 @@ class ProcessEngine(PartialSteps):
             messages = [pickle.dumps(CallMessage(common, own), pickle.HIGHEST_PROTOCOL) for own in owns]
             self._places = {worker.slot: its for worker, its in places.items()}
             self._called = call.name
-            self._outcome = CallOutcome([None] * len(call.env_ids), None)
+            self._outcome, self._failures = [None] * len(call.env_ids), {}
             self._command(Opcode.CALL, call.name, list(places), messages, None, fds=[fds] * len(messages))
         finally:
             close_all(fds)
 
     def _finish_call(self, deadline: float | None, seconds: float | None) -> CallOutcome:
         if self._lost:  # in taking the command
-            self._outcome = CallOutcome(self._outcome.results, next(iter(self._lost.values())))
+            self._failures.update(self._lost)
         while self._replies.missing:
-            results, failure = self._outcome
+            failure: BaseException | None = None
             try:
                 worker, status, payload = self._replies.next(self._called, deadline, seconds)
                 value = pickle.loads(payload)
             except WorkerLost as lost:
                 worker = lost.worker
                 self._lose(worker, lost.error)
-                failure = failure or lost.error
+                failure = lost.error
             except WorkerTimeoutError:
                 raise
             except Exception as error:
-                failure = failure or error
+                failure = error
             else:
                 if status == Status.FAILED:
-                    failure = failure or value.exception()
+                    failure = value.exception()
                 else:
                     for place, result in zip(self._places[worker.slot], value, strict=True):
-                        results[place] = result
-            self._outcome = CallOutcome(results, failure)
+                        self._outcome[place] = result
+            if failure is not None:
+                self._failures[worker.index] = failure
             self._replies.done(worker)
         self._replace_lost()
-        return self._outcome
+        # Of several the first worker's, whoever was first to fail.
+        first = min(self._failures, default=None)
+        return CallOutcome(self._outcome, None if first is None else self._failures[first])
 
     def hand_over(self, messages: list[bytes], fds: list[tuple[int, ...]]) -> WorkerPool:
         """Have the workers serve splits from here on. This engine is closed then; its workers are not.
