@@ -500,3 +500,26 @@ def test_a_worker_that_is_forked_takes_no_bank():
         observations = step(engine).observations
         assert is_lent(observations)
     engine.close()
+
+
+# ---------------------------------------------------------------- splits
+
+
+def test_splits_lend_each_on_its_own(way):
+    """What a split returns stays as it is while others step, and what the whole has returned before stays, too."""
+    with SharedMemVectorEnv(
+        [functools.partial(CountingEnv, i) for i in range(4)], copy=False, start_method="fork", **way
+    ) as venv:
+        held = [venv.reset()[0], venv.step([0] * 4)[0]]
+        one, two = venv.split(2)
+        mask = np.array([True, False])
+        held.append(one.reset(options={"reset_mask": mask})[0])
+        held.extend(split.step([0] * 2)[0] for split in (one, two, one, two))
+        kept = [array.copy() for array in held]
+        for _ in range(5):
+            for split in (one, two):
+                split.step([0] * 2)
+        assert all(map(is_lent, held[:3]))
+        assert_same(held, kept)
+        assert held[2][:, 2].tolist() == [0, 1]
+        assert held[3][:, 2].tolist() == [1, 2]

@@ -353,3 +353,20 @@ def test_after_a_timeout_all_is_pending_yet():
         found = venv.recv(3, timeout=30)
         assert found[0][:, 2].tolist() == [1] * 3
         assert sorted(found[4]["env_ids"].tolist()) == [0, 1, 2]
+
+
+def test_a_split_can_be_received_from_one_by_one(way):
+    """While its sibling goes in step; the whole cannot, which is said."""
+    if way.get("in_series") == 1:
+        pytest.skip("a worker of one environment cannot be split")
+    with counting(way, 4) as venv:
+        venv.reset()
+        one, two = venv.split(2)
+        one.send([0] * 2)
+        assert two.step([0] * 2)[0][:, 2].tolist() == [1, 1]
+        seen = one.recv()[4]["env_ids"].tolist()
+        one.send([0] * len(seen), seen)
+        steps = [int(count) for count in one.recv(2)[0][:, 2]]
+        assert sorted(steps) in ([1, 2], [2, 2])
+        with pytest.raises(errors.CallError, match="send them to a split"):
+            venv.send([0] * 4)

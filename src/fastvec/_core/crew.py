@@ -85,18 +85,14 @@ class Crew(Engine, ABC):
         self.state = EngineState.BROKEN
         self._why_broken = f"sending {name} to the workers was interrupted"
         self._opcode = opcode
-        # Who finished last may look for its command, who finished first sleeps: see NOTE [spinning] in sync.py. Waking
-        # a worker can cost this process its CPU, so the others come first.
-        last_first = self._replies.finished[::-1]
         self._replies.expect(workers)
         self._news = [NO_NEWS] * self._views.layout.num_workers
         bank = self._banks.current
         if messages is None:
-            if set(last_first) != set(workers):
-                last_first = workers
-            for worker in last_first:
+            # All are written first: to wake one can cost this process its CPU.
+            for worker in workers:
                 worker.announce(opcode, code, bank)
-            for worker in last_first:
+            for worker in workers:
                 worker.command_bell.ring()
             return
         for index, (worker, message) in enumerate(zip(workers, messages, strict=True)):

@@ -85,8 +85,6 @@ class WorkerHandle:
         if not self.released:
             end_group(self.process.pid)
         self.released = True
-        if hasattr(self, "reply"):  # so that nobody counts it among those at work
-            self._command[0] = self.reply[0]
         self.channel.close()
         self.process.release()
         self.stacks.close()

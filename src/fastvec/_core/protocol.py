@@ -138,7 +138,7 @@ class WorkerInit:
         with_step: See EngineConfig.
         spare_resets: See EngineConfig.
         prefix_output: See EngineConfig.
-        usable_cpus: See EngineConfig.
+        spins: Whether to look for the next command for a moment before sleeping: only where each worker can have a CPU.
         shared: How many descriptors of shared arrays come with it, after all others.
         payload: The factories, what the face adds, and the options of automatic resets; pickled, unless the process was
             forked and has them anyway.
@@ -161,7 +161,7 @@ class WorkerInit:
     with_step: tuple[str, ...]
     spare_resets: int
     prefix_output: bool
-    usable_cpus: int
+    spins: bool
     shared: int
     payload: bytes | WorkerPayload = field(repr=False)
 

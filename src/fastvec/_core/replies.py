@@ -49,7 +49,6 @@ class Replies:
 
     Attributes:
         missing: Whose replies are missing, by slot.
-        finished: Whose have been taken, the last one last.
     """
 
     def __init__(self, watchdog: float | None, doorbell: Bell | None, usable_cpus: int) -> None:
@@ -60,7 +59,6 @@ class Replies:
         self._spun = 0.0
         self._spins_since: float | None = None
         self.missing: dict[int, WorkerHandle] = {}
-        self.finished: list[WorkerHandle] = []
 
     def expect(self, workers: Iterable[WorkerHandle]) -> None:
         """From now on the replies of these workers are missing, and no others."""
@@ -68,7 +66,6 @@ class Replies:
         self._next_line = self._since + self._watchdog
         self._spins_since = None
         self.missing = {worker.slot: worker for worker in workers}
-        self.finished = []
 
     def add(self, worker: WorkerHandle) -> None:
         """From now on the reply of this worker is missing, too."""
@@ -121,13 +118,12 @@ class Replies:
     def done(self, worker: WorkerHandle) -> None:
         """The reply of a worker is in its place, or will never come."""
         self.missing.pop(worker.slot, None)
-        self.finished.append(worker)
         if not self.missing and self._spins_since is not None:
             self._spun = time.perf_counter() - self._spins_since
 
     def close(self) -> None:
         """Expect nothing more, and let go of what refers to the shared block."""
-        self.missing, self.finished, self._doorbell = {}, [], None
+        self.missing, self._doorbell = {}, None
 
     def timeout(self, name: str, seconds: float | None) -> WorkerTimeoutError:
         """The error that says whose replies are missing, and where these workers are."""

@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from fastvec._core.building import blame
 from fastvec._core.bulk import unpack
 from fastvec._core.channel import Channel, Gone
@@ -81,9 +79,6 @@ class Server:
         self._reply = views.replies[init.slot].data
         self._mailbox = views.mailbox[init.slot].data
         self._rows = slice(init.env_ids.start, init.env_ids.stop)
-        # To know who else is at work.
-        self._sent, self._done = views.commands[:, 0], views.replies[:, 0]
-        self._may_spin = init.usable_cpus - 1  # with one left to the parent
         self.sequence = 0  # of the last command
         self._lanes: list[Server] = []
         self._gap = 1.0  # seconds between the last reply and the command that followed it
@@ -124,7 +119,7 @@ class Server:
 
     def _await_command(self, last: int) -> None:
         started = time.perf_counter()
-        if self._gap < _SHORT_GAP and np.count_nonzero(self._sent != self._done) < self._may_spin:
+        if self._init.spins and self._gap < _SHORT_GAP:
             spin([(self.command, last + 1)], started + 2 * self._gap)
         spares = self._runner.spares
         # By the number, too: a ring alone might be a stray one.

@@ -164,7 +164,7 @@ class Starter:
             with_step=config.with_step,
             spare_resets=config.spare_resets,
             prefix_output=config.prefix_output,
-            usable_cpus=config.usable_cpus,
+            spins=config.num_workers <= config.usable_cpus,
             shared=len(self._shared[index]),
             payload=payload,
         )
