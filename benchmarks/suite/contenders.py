@@ -103,7 +103,7 @@ def shared(plan: Plan, **options: Any) -> Stepper:
 
 
 def tuned(plan: Plan) -> Stepper:
-    return shared(plan, **ours.tuned_options())
+    return shared(plan, **ours.TUNED)
 
 
 def serial(plan: Plan) -> Stepper:

@@ -30,6 +30,7 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
+from fastvec.sb3 import PipelinedPPO
 from suite import ours
 from suite.workloads import share_out
 
@@ -158,7 +159,7 @@ class Learner:
         self._cpus = min(processes, len(os.sched_getaffinity(0)))
         self.venv = make([partial(noting_env, training.env_id)] * training.n)
         # A learner that steps halves needs the environments themselves.
-        self._is_pipelined = algorithm is ours.pipelined_ppo()
+        self._is_pipelined = algorithm is PipelinedPPO
         self._clock = self.venv if self._is_pipelined else ClockedVecEnv(self.venv)
         self.model = clocked(algorithm)("MlpPolicy", self._clock, seed=0, device="cpu", **self._options())
 
@@ -204,10 +205,10 @@ def learners(training: Training) -> list[tuple[str, Callable[..., Any], int, Any
         ("DummyVecEnv", DummyVecEnv, 1, algorithm),
         ("SubprocVecEnv", partial(SubprocVecEnv, start_method="fork"), training.n, algorithm),
         ("SharedMemVecEnv", shared, training.workers, algorithm),
-        ("SharedMemVecEnv tuned", partial(shared, **ours.tuned_options()), training.workers, algorithm),
+        ("SharedMemVecEnv tuned", partial(shared, **ours.TUNED), training.workers, algorithm),
     ]
-    if training.algorithm == "PPO" and ours.pipelined_ppo() is not None:
-        found.append(("PipelinedPPO", shared, training.workers, ours.pipelined_ppo()))
+    if training.algorithm == "PPO":
+        found.append(("PipelinedPPO", shared, training.workers, PipelinedPPO))
     return found
 
 

@@ -1,79 +1,31 @@
-"""Our own contenders, and the one place that knows what this version of fastvec can do.
-
-NOTE [not available]: what a version lacks is reported as such, never replaced by something else.
-"""
+"""Our own contenders: their options, and two splits in turn."""
 
 from __future__ import annotations
 
-import functools
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-import fastvec.sb3
 from fastvec import SharedMemVecEnv, SharedMemVectorEnv
-from fastvec._core.options import EngineOptions
-from fastvec.errors import ConfigError
-from suite.envs import NoOpEnv
 from suite.stepper import Turn
 from suite.workloads import Plan
 
 __all__ = [
+    "SPARE_RESETS",
+    "TUNED",
     "SharedMemVecEnv",
     "SharedMemVectorEnv",
     "SplitStepper",
-    "not_available",
-    "pipelined_ppo",
-    "spare_resets",
     "split_refuses",
-    "tuned_options",
     "tuned_refuses",
 ]
 
 #: How many environments stand ready, reset, for each worker, where that is used.
-SPARE_RESETS = 2
+SPARE_RESETS = 4
 
-
-@functools.lru_cache(maxsize=1)
-def leases() -> bool:
-    """Whether ``copy=False`` is taken."""
-    try:
-        SharedMemVecEnv([NoOpEnv], num_workers=1, start_method="fork", copy=False).close()
-    except ConfigError:
-        return False
-    return True
-
-
-def splits() -> bool:
-    """Whether a batch can be split into halves of which one steps while the other is looked at."""
-    return hasattr(SharedMemVecEnv, "split")
-
-
-def spare_resets() -> dict[str, Any]:
-    """The option that has environments reset beforehand; empty where there is none."""
-    return {"spare_resets": SPARE_RESETS} if "spare_resets" in EngineOptions.__annotations__ else {}
-
-
-def pipelined_ppo() -> Any:
-    """The learner that uses both halves in turn, or None."""
-    return getattr(fastvec.sb3, "PipelinedPPO", None)
-
-
-def not_available() -> dict[str, str]:
-    """What this version lacks, and so what is not measured."""
-    found = {
-        "SharedMemVecEnv two splits": (splits(), "`split()`"),
-        "copy=False": (leases(), "`copy=False`"),
-        "spare_resets": (bool(spare_resets()), "`spare_resets`"),
-        "PipelinedPPO": (pipelined_ppo() is not None, "`PipelinedPPO`"),
-    }
-    return {name: f"this version has no {what}" for name, (there, what) in found.items() if not there}
-
-
-def tuned_options() -> dict[str, Any]:
-    """What a user would set who wants speed: CPUs of its own for each worker, and no copies."""
-    return {"cpu_affinity": "auto"} | ({"copy": False} if leases() else {})
+#: What a user would set who wants speed: CPUs of its own for each worker, and no copies.
+TUNED: dict[str, Any] = {"cpu_affinity": "auto", "copy": False}
 
 
 def tuned_refuses(plan: Plan) -> str:
@@ -81,8 +33,6 @@ def tuned_refuses(plan: Plan) -> str:
 
 
 def split_refuses(plan: Plan) -> str:
-    if not splits():
-        return "this version has no `split()`"
     if min(map(len, plan.slices)) < 2 or not plan.workers:
         return "each worker needs two environments to split"
     return ""
@@ -94,7 +44,7 @@ class SplitStepper:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.venv = SharedMemVecEnv(plan.env_fns, num_workers=plan.workers, start_method=plan.start_method)
-        self.halves: Any = self.venv.split(2)  # type: ignore[attr-defined]
+        self.halves: Any = self.venv.split(2)
         self.env_ids = [np.array(half.env_ids) for half in self.halves]
 
     def restart(self) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from suite import end_to_end, ours, start, tails
+from suite import end_to_end, start, tails
 from suite.contenders import CONTENDERS, missing
 from suite.grid import Task
 from suite.interleave import compare
@@ -53,7 +53,7 @@ def run(about: dict[str, Any], options: Options, console: Console) -> Results:
     """Measure everything, and show how far it is."""
     tasks = list(options.tasks) if "steps" in options.parts else []
     names = dict.fromkeys(name for task in tasks for name in task.contenders)
-    results = Results(about, missing=missing(names) | ours.not_available())
+    results = Results(about, missing=missing(names))
     trainings = options.trainings if "learning" in options.parts else ()
     others = [part for part in ("tails", "start") if part in options.parts]
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())

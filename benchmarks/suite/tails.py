@@ -33,9 +33,11 @@ def step_times(
     """Percentiles of the milliseconds of a step, with random actions, by contender."""
     plan = Plan(WORKS[work], n, workers)
     shared: Callable[..., Any] = partial(ours.SharedMemVecEnv, num_workers=workers, start_method="fork")
-    makes: dict[str, Callable[..., Any]] = {"DummyVecEnv": DummyVecEnv, "SharedMemVecEnv": shared}
-    if ours.spare_resets():
-        makes["SharedMemVecEnv spare resets"] = partial(shared, **ours.spare_resets())
+    makes: dict[str, Callable[..., Any]] = {
+        "DummyVecEnv": DummyVecEnv,
+        "SharedMemVecEnv": shared,
+        "SharedMemVecEnv spare resets": partial(shared, spare_resets=ours.SPARE_RESETS),
+    }
     times: dict[str, list[float]] = {name: [] for name in makes}
     with contextlib.ExitStack() as stack:
         venvs = {}
