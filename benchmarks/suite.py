@@ -79,9 +79,11 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     with quiet() as console:
-        results = run(about("benchmarks/suite.py", arguments), options_of(given), console)
+        path = given.json or folder / "results.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        results = run(about("benchmarks/suite.py", arguments), options_of(given), console, lambda some: some.save(path))
         if given.json:
-            results.save(given.json)
+            results.save(path)
         else:
             write_page(folder, results)
         console.print(f"Saved in {given.json or folder}", highlight=False)

@@ -177,6 +177,8 @@ def test_attributes_and_methods(way):
     assert venv.get_attr("env_id", indices=[-1, 0, np.int64(2)]) == [3, 0, 2]
     assert venv.get_attr("env_id", np.int64(1)) == [1]
     assert venv.env_method("add", 1, b=2, indices=3) == [6]
+    assert venv.get_attr("env_id", indices=iter([2, 1])) == [2, 1]
+    assert venv.env_method("add", 1, b=2, indices=iter([3])) == [6]
     venv.set_attr("tag", [7, 8], indices=(0, 2))
     assert venv.has_attr("tag") is False
     assert venv.get_attr("tag", [0, 2]) == [[7, 8], [7, 8]]

@@ -49,8 +49,8 @@ class Options:
     n: int = 32
 
 
-def run(about: dict[str, Any], options: Options, console: Console) -> Results:
-    """Measure everything, and show how far it is."""
+def run(about: dict[str, Any], options: Options, console: Console, keep: Callable[[Results], None]) -> Results:
+    """Measure everything, and show how far it is; what there is so far is given to ``keep`` now and then."""
     tasks = list(options.tasks) if "steps" in options.parts else []
     names = dict.fromkeys(name for task in tasks for name in task.contenders)
     results = Results(about, missing=missing(names))
@@ -71,12 +71,14 @@ def run(about: dict[str, Any], options: Options, console: Console) -> Results:
             results.cells.append(compare(plan, contenders, options.rounds, options.seconds, teller(title)))
             progress.console.print(line(results.cells[-1]), highlight=False, markup=False)
             progress.advance(bar)
+            keep(results)
             gc.collect()
         for training in trainings:
             title = f"{training.algorithm}, {training.env_id}, n={training.n}"
             results.learning.append(end_to_end.train(training, max(3, options.rounds // 2), teller(title)))
             progress.console.print(end_to_end.line(results.learning[-1]), highlight=False, markup=False)
             progress.advance(bar)
+            keep(results)
         if "tails" in others:
             results.tails = tails.step_times(n=options.n, blocks=2 * options.rounds, tell=teller("single steps"))
             progress.advance(bar)

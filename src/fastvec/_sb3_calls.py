@@ -27,8 +27,9 @@ class VecEnvCalls(VecEnv):
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """The values of an attribute, looked up through the wrappers."""
-        known = self._engine.came_along([attr_name], self._env_ids(indices))
-        return known or self._call("get_attr", _env_access.get_attr, attr_name, indices=indices)
+        env_ids = self._env_ids(indices)
+        known = self._engine.came_along([attr_name], env_ids)
+        return known or self._engine.call("get_attr", _env_access.get_attr, attr_name, env_ids=env_ids)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute to one value, as it is: where it exists, looked up through the wrappers, else outermost."""
@@ -39,16 +40,14 @@ class VecEnvCalls(VecEnv):
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
         """Call a method of the environments, and return what it returns."""
-        if not (method_args or method_kwargs):
-            known = self._engine.came_along([f"{method_name}()"], self._env_ids(indices))
-            if known:
-                return known
-        return self._engine.call(
+        env_ids = self._env_ids(indices)
+        known = None if method_args or method_kwargs else self._engine.came_along([f"{method_name}()"], env_ids)
+        return known or self._engine.call(
             method_name,
             _env_access.call_method,
             method_name,
             *method_args,
-            env_ids=self._env_ids(indices),
+            env_ids=env_ids,
             kwargs=method_kwargs,
         )
 
