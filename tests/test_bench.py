@@ -215,8 +215,8 @@ def test_the_page_has_every_part_and_marks_where_we_lose(tmp_path):
 
 
 def test_a_training_is_split_into_parts_that_add_up():
-    """Two environments, two rollouts of eight steps: what is collected is stepping and inference, nothing is lost."""
-    found = end_to_end.train(end_to_end.Training("PPO", "CartPole-v1", 2, 8, 1), rounds=1)
+    """Four environments, two rollouts of eight steps: what is collected is stepping and inference, nothing is lost."""
+    found = end_to_end.train(end_to_end.Training("PPO", "CartPole-v1", 4, 8, 1), rounds=1)
     assert list(found["runs"])[:3] == ["DummyVecEnv", "SubprocVecEnv", "SharedMemVecEnv"]
     for parts in found["runs"].values():
         if "environments" not in parts:

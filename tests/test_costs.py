@@ -174,8 +174,8 @@ def test_what_does_not_fit_into_a_column_is_seen_by_these_counts(build):
     assert matching(SYSTEM, program)
 
 
-def test_a_step_rings_once_for_each_worker_and_each_rings_once(build):
-    """Two wake-ups a worker: for the command, and for the reply."""
+def test_a_step_rings_once_for_each_worker_and_each_rings_twice(build):
+    """For a worker its command; for its reply its own bell and the doorbell of all."""
     venv, call = build()
 
     def count(steps):
@@ -188,7 +188,7 @@ def test_a_step_rings_once_for_each_worker_and_each_rings_once(build):
         rings.append(call("stop_meter")[0][1])
         return Counter(program=own, worker=rings[1] - rings[0])
 
-    assert per_step(count) == {"program": WORKERS, "worker": 1}
+    assert per_step(count) == {"program": WORKERS, "worker": 2}
 
 
 def test_a_step_copies_the_observations_once(build):

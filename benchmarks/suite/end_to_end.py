@@ -207,7 +207,7 @@ def learners(training: Training) -> list[tuple[str, Callable[..., Any], int, Any
         ("SharedMemVecEnv", shared, training.workers, algorithm),
         ("SharedMemVecEnv tuned", partial(shared, **ours.TUNED), training.workers, algorithm),
     ]
-    if training.algorithm == "PPO":
+    if training.algorithm == "PPO" and training.n >= 2 * training.workers:
         found.append(("PipelinedPPO", shared, training.workers, PipelinedPPO))
     return found
 
