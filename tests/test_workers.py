@@ -184,7 +184,9 @@ def pytest_modules():
 def run_script(code, *, path=None, timeout=120):
     """Run a program; its output. It must succeed and be silent on stderr."""
     command = [sys.executable, str(path)] if path else [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    # With more threads PyTorch would be talked of: see test_torch_threads.py.
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environ)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout
 

@@ -136,10 +136,10 @@ class Oracle:
         info = {"reason": Like(faults[-1].reason), "exitcode": faults[-1].exitcode}
         for i in env_ids:
             self.counts[i] += resets
-            if i in self.runner._ended:
+            if i in self.runner._roster.ended:
                 # Its last episode had ended and was going to be reset by the lost step. Now it ends once more, and for
                 # `reset_options` that is one more episode.
-                self.runner._ended.discard(i)
+                self.runner._roster.ended.discard(i)
                 self.runner._options.counts[i] += 1
             self.places[i].exchange(self.arguments(i), copy.deepcopy(row_of(self.last, i)), info)
 
