@@ -214,7 +214,7 @@ def test_no_lease_without_a_leaf_of_a_fixed_shape(way):
 # ---------------------------------------------------------------- any schedule
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_schedule_is_the_same_with_leases(data):
     """Steps, resets of all and of some, calls, dropped steps, batches that are held and let go: nothing differs."""

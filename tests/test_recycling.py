@@ -73,7 +73,7 @@ def test_every_start_method_recycles(method):
     assert gone(pids)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_schedule_of_calls_is_the_same_with_and_without(data):
     """Steps, resets of all and of some, calls between and amid steps, dropped steps: as in this process."""
@@ -526,7 +526,7 @@ def test_a_successor_that_does_not_reset_is_a_step_that_takes_too_long(tmp_path)
         ("restart", "reset did not finish within 0.6 s"),
     ):
         fns = [functools.partial(StuckEnv, str(tmp_path / on_failure), 0)]
-        limits = {"max_restarts": 1, "step_timeout": 0.5, "reset_timeout": 0.6}
+        limits = {"max_restarts": 1, "step_timeout": 0.5, "reset_timeout": 0.6, "close_timeout": 0.2}
         engine = make_engine(fns, num_workers=1, max_episodes_per_worker=1, on_failure=on_failure, **limits)
         reset(engine)
         engine.send(np.zeros(1, np.int64))
