@@ -6,6 +6,7 @@ import collections
 import contextlib
 import csv
 import functools
+import importlib
 import itertools
 import os
 import signal
@@ -383,7 +384,8 @@ def test_check_nan_knows_whose_episode_it_was():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_accounts_of_monitor_stay_with_the_index(tmp_path, start_method, workers):
     """Its file, counts and lists: as many episodes as the learner has seen of that index, whoever served it."""
-    sb3 = pytest.importorskip("fastvec.sb3")
+    pytest.importorskip("stable_baselines3")
+    sb3 = importlib.import_module("fastvec.sb3")
     fns = [functools.partial(monitored, i, str(tmp_path / str(i))) for i in range(4)]
     venv = sb3.SharedMemVecEnv(fns, num_workers=workers, start_method=start_method, spare_resets=3)
     seen = [[] for _ in fns]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import signal
 import threading
@@ -365,7 +366,8 @@ def test_the_gymnasium_class_answers_call_and_get_attr_as_ever(workers, mode):
 @pytest.mark.parametrize("workers", WORKERS)
 def test_the_sb3_class_answers_env_method_and_get_attr(workers):
     """Methods by env_method, attributes by get_attr, and not the other way round."""
-    sb3 = pytest.importorskip("fastvec.sb3")
+    pytest.importorskip("stable_baselines3")
+    sb3 = importlib.import_module("fastvec.sb3")
     venv = sb3.SharedMemVecEnv(
         [functools.partial(MaskedEnv, i) for i in range(3)],
         num_workers=workers,
