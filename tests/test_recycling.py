@@ -406,7 +406,8 @@ def test_a_worker_that_leaks_stays_small(monkeypatch):
     expected, _ = trace(fns, 60, num_workers=0)
     LeakyEnv.kept.clear()
     most, pids = [], set()
-    options = {"num_workers": 1, "start_method": "fork"}
+    # Not forked from this process, whose size would be theirs.
+    options = {"num_workers": 1, "start_method": "forkserver"}
     with SharedMemVectorEnv(fns, **options) as venv:
         limit = max(venv.call("rss")) + 10 * LEAK
     options["max_worker_rss"] = limit
