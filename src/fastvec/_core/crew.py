@@ -8,7 +8,6 @@ by :mod:`fastvec._core.processes`.
 from __future__ import annotations
 
 import functools
-import logging
 import pickle
 from abc import ABC
 from collections.abc import Iterable, Sequence
@@ -29,8 +28,6 @@ from fastvec._core.state import EngineState
 from fastvec.errors import InfoError, WorkerTimeoutError
 
 __all__ = ["Crew"]
-
-_LOGGER = logging.getLogger("fastvec")
 
 
 class Crew(Engine, ABC):

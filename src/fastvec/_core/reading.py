@@ -121,8 +121,7 @@ class BatchReader:
         finals: dict[int, Any] = {}
         if flags != self._no_flags:
             self._read_finals(flags, finals)
-        if self._last:
-            self._remember(arrays)
+        self._remember(arrays)
         observations = arrays[0] if self._is_leaf else build(self._tree, iter(arrays))
         infos = self._read_infos(as_columns=self._columns and not finals)
         return StepResult(observations, views.rewards.copy(), flags, infos, finals, {})

@@ -55,7 +55,7 @@ class Replies:
         self._watchdog = watchdog or math.inf
         self._doorbell, self._usable_cpus = doorbell, usable_cpus
         self._since = self._next_line = 0.0
-        # How long the last workers let wait when there was a CPU to spin on; None in a wait in which there is none yet.
+        # How long the last workers let wait when there was a CPU to spin on, and since when there is one in this wait.
         self._spun = 0.0
         self._spins_since: float | None = None
         self.missing: dict[int, WorkerHandle] = {}
@@ -101,7 +101,7 @@ class Replies:
             if any_of_them.released:  # by a close() from a signal handler or another thread
                 raise WorkerLost(any_of_them, death_of(any_of_them, name))
             if worker is None:
-                worker = self._with_last_words(name)
+                worker = self._look_around(name)
             now = time.monotonic()
             if worker is None and deadline is not None and now >= deadline:
                 raise self.timeout(name, seconds)
@@ -156,8 +156,8 @@ class Replies:
             return False
         return spin([(worker.reply, worker.sequence) for worker in missing], until)
 
-    def _with_last_words(self, name: str) -> WorkerHandle | None:
-        """A worker that has died after its reply, if any.
+    def _look_around(self, name: str) -> WorkerHandle | None:
+        """Free workers that are stuck in sending to others; one that has died after its reply, if any.
 
         Raises:
             WorkerLost: One has died without.
